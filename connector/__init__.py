@@ -1,0 +1,1 @@
+"""What moves between processes: messages, handoff state, NIXL transport, ZeroMQ channels."""

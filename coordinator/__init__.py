@@ -1,0 +1,1 @@
+"""The service: admission, routing, credits, worker registry and the client library."""

@@ -1,0 +1,1 @@
+"""The decode role: an engine that receives prompts and generates tokens."""

@@ -1,0 +1,1 @@
+"""Commands: the launcher, the worker, the terminal client."""

@@ -1,0 +1,1 @@
+"""The embedded checkpoint: a small trained Ouro that solves word problems."""

@@ -1,0 +1,1 @@
+"""The prefill role: an engine that computes prompts and pushes their KV to a decode worker."""

@@ -1,0 +1,1 @@
+"""One full local engine: scheduler, KV manager, executor, worker and model runner."""
