@@ -1,0 +1,36 @@
+"""WorkerConfig: everything one prefill or decode worker process is started with.
+
+Frozen and checked once; travels to the process as one JSON argument.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from ..runtime.config import EngineConfig
+from ..runtime.errors import ConfigError
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """worker: name, unique in the service. coordinator: endpoint to dial. listen: endpoint where a
+    decode worker waits for prefill workers (ipc://PATH, or tcp://HOST:0 for a port of the system's
+    choice). max_inflight_bytes: bound on posted and unfinished WRITEs. transfer_timeout_s: deadline
+    of one WRITE. reconnect_s: how long a worker whose coordinator is gone keeps dialling.
+    """
+
+    role: Literal["prefill", "decode"]
+    worker: str
+    coordinator: str
+    listen: str
+    engine: EngineConfig
+    max_inflight_bytes: int = 256 << 20
+    transfer_timeout_s: float = 30.0
+    reconnect_s: float = 10.0
+    max_quarantined_fraction: float = 0.5
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if self.max_inflight_bytes <= 0:
+            raise ConfigError("--max-inflight-bytes must be positive")
+        if self.transfer_timeout_s <= 0:
+            raise ConfigError("--transfer-timeout-s must be positive")

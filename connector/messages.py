@@ -1,0 +1,427 @@
+"""Every message that crosses a process boundary, and one union per direction.
+
+Frozen, tagged, keyword-only; unknown fields, unknown tags and wrong types are refused by the decoder.
+After admission every message names its generation; a client's request ID never reaches a worker.
+Every ask is repeated until it is answered, so handling any message twice must be harmless.
+"""
+
+import msgspec
+
+from ..runtime.events import Reservation
+from ..runtime.interfaces import AdmissionLimits, Delta, GenerateRequest
+from ..runtime.types import (
+    EngineRequest,
+    FinishReason,
+    Generation,
+    ModelDescription,
+    RequestId,
+    Stamp,
+    TokenLogprobs,
+    TokenRange,
+)
+from .geometry import PoolDescription
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+# Client -> coordinator
+
+
+class Hello(Message, tag="hello"):
+    """First message of a connection. Answered by ServiceInfo."""
+
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class Generate(Message, tag="generate"):
+    """Ask for a generation. `submission` is new for every call on one connection; sending the same
+    one again changes nothing. Answered by Accepted or Rejected."""
+
+    submission: int
+    request: GenerateRequest
+
+
+class CancelRequest(Message, tag="cancel_request"):
+    """Answered by CancelDone, after which no output of this request is sent."""
+
+    request_id: RequestId
+
+
+class AskStatistics(Message, tag="ask_statistics"):
+    """Answered by Statistics with the same tag."""
+
+    ask: int
+
+
+ClientToCoordinator = Hello | Generate | CancelRequest | AskStatistics
+
+
+# Coordinator -> client
+
+
+class ServiceInfo(Message, tag="service_info"):
+    """ready: at least one pair can serve."""
+
+    protocol_version: int
+    model: str
+    ready: bool
+
+
+class Accepted(Message, tag="accepted"):
+    submission: int
+
+
+class Rejected(Message, tag="rejected"):
+    """The request was not taken (a live one with the same ID, if any, goes on)."""
+
+    submission: int
+    request_id: RequestId
+    code: str
+    error: str
+
+
+class Deltas(Message, tag="deltas"):
+    """New output of any of the connection's requests, in order per request."""
+
+    deltas: tuple[Delta, ...]
+
+
+class CancelDone(Message, tag="cancel_done"):
+    request_id: RequestId
+
+
+class Statistics(Message, tag="statistics"):
+    """values: coordinator counters; workers: each worker's last heartbeat."""
+
+    ask: int
+    values: dict[str, float]
+    workers: tuple["WorkerStatistics", ...]
+
+
+class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    worker: str
+    incarnation: str
+    role: str
+    pid: int
+    live: int
+    values: dict[str, float]
+
+
+class Alive(Message, tag="alive"):
+    """Sent every second to connections with live requests: each side learns of the other's death."""
+
+
+CoordinatorToClient = ServiceInfo | Accepted | Rejected | Deltas | CancelDone | Statistics | Alive
+
+
+# Worker -> coordinator
+
+
+class Register(Message, tag="register"):
+    """First message of an incarnation. Answered by Welcome or RegisterRefused.
+
+    peer_endpoint: where this decode worker listens for prefill workers; empty at a prefill worker.
+    highest_epoch: the highest coordinator epoch it ever saw, so that a new one exceeds it.
+    """
+
+    worker: str
+    incarnation: str
+    role: str  # "prefill" | "decode"
+    pid: int
+    protocol_version: int
+    model: ModelDescription
+    pool: PoolDescription
+    limits: AdmissionLimits
+    peer_endpoint: str
+    highest_epoch: int = 0
+    live: tuple[Generation, ...] = ()
+
+
+class LiveGeneration(msgspec.Struct, frozen=True, array_like=True):
+    generation: Generation
+    phase: str
+    outputs: int = 0  # tokens produced so far (decode)
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Sent on the same ordered connection as everything else, so that what it lists is complete:
+    a generation that the coordinator knows as answered and that is missing here has been released.
+    """
+
+    peers_version: int
+    live: tuple[LiveGeneration, ...]
+    statistics: dict[str, float]
+
+
+class PairReady(Message, tag="pair_ready"):
+    """A prefill worker and this decode incarnation have exchanged pools and can transfer."""
+
+    decode: str
+
+
+class PairClosed(Message, tag="pair_closed"):
+    """The pair cannot transfer (any more). refused: their pools or models do not match."""
+
+    decode: str
+    reason: str
+    refused: bool = False
+
+
+class Reserved(Message, tag="reserved"):
+    generation: Generation
+    reservation: Reservation
+    stamps: tuple[Stamp, ...] = ()
+
+
+class MustWait(Message, tag="must_wait"):
+    generation: Generation
+    reason: str
+
+
+class Refused(Message, tag="refused"):
+    """Answer to Reserve or Prefill: this worker will never take this generation."""
+
+    generation: Generation
+    code: str
+    reason: str
+
+
+class PrefillAccepted(Message, tag="prefill_accepted"):
+    generation: Generation
+
+
+class PrefillComplete(Message, tag="prefill_complete"):
+    """Compute is done (the compute credit returns); blocks stay until Released."""
+
+    generation: Generation
+    stamps: tuple[Stamp, ...]
+
+
+class RequestReceived(Message, tag="received"):
+    """D holds the whole prompt. What it does not prove: that D runs it, or that P let go."""
+
+    generation: Generation
+    stamps: tuple[Stamp, ...]
+
+
+class RequestActivated(Message, tag="activated"):
+    generation: Generation
+    stamps: tuple[Stamp, ...]
+    prefill_tokens: int
+    recurrent_loops: int
+
+
+class OutputRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    generation: Generation
+    start_index: int
+    token_ids: tuple[int, ...]
+    exit_depths: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+class Output(Message, tag="output"):
+    """One frame per step for all rows. D keeps tokens until Confirm; Resend asks again on a gap."""
+
+    rows: tuple[OutputRow, ...]
+
+
+class GenerationFailed(Message, tag="failed"):
+    """The generation ends with this error; GenerationReleased follows."""
+
+    generation: Generation
+    code: str
+    error: str
+
+
+class GenerationReleased(Message, tag="released"):
+    """Everything this worker held is back (or quarantined and counted). Also answers Cancel."""
+
+    generation: Generation
+    stamps: tuple[Stamp, ...] = ()
+    quarantined_blocks: int = 0
+
+
+WorkerToCoordinator = (
+    Register
+    | Heartbeat
+    | PairReady
+    | PairClosed
+    | Reserved
+    | MustWait
+    | Refused
+    | PrefillAccepted
+    | PrefillComplete
+    | RequestReceived
+    | RequestActivated
+    | Output
+    | GenerationFailed
+    | GenerationReleased
+)
+
+
+# Supervisor -> coordinator (same socket as the workers)
+
+
+class WorkerExited(Message, tag="worker_exited"):
+    """A local worker process is dead and reaped."""
+
+    worker: str
+    pid: int
+    status: int
+
+
+# Coordinator -> worker
+
+
+class Welcome(Message, tag="welcome"):
+    epoch: int
+    heartbeat_s: float
+
+
+class RegisterRefused(Message, tag="register_refused"):
+    reason: str
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    worker: str
+    incarnation: str
+    role: str
+    endpoint: str
+
+
+class Peers(Message, tag="peers"):
+    """Every live worker of the other role. Who is missing is gone. oldest_live: generations below
+    it are closed for good and need not be remembered."""
+
+    version: int
+    peers: tuple[Peer, ...]
+    oldest_live: Generation
+
+
+class Reserve(Message, tag="reserve"):
+    """Answered by Reserved, MustWait or Refused; the same generation gets the same blocks."""
+
+    generation: Generation
+    request: EngineRequest
+    prefill: str  # incarnation of the prefill worker that will write
+
+
+class Prefill(Message, tag="prefill"):
+    """Answered by PrefillAccepted or Refused."""
+
+    generation: Generation
+    request: EngineRequest
+    decode: str  # incarnation of the decode worker
+    reservation: Reservation
+
+
+class Cancel(Message, tag="cancel"):
+    """Answered by GenerationReleased. writer_never_started: Prefill was never sent to any worker,
+    so nobody can write into the reservation."""
+
+    generation: Generation
+    writer_never_started: bool = False
+
+
+class ConfirmRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    generation: Generation
+    outputs: int  # tokens 0..outputs-1 arrived, and the finish reason if they were all
+
+
+class Confirm(Message, tag="confirm"):
+    rows: tuple[ConfirmRow, ...]
+
+
+class Resend(Message, tag="resend"):
+    generation: Generation
+    start_index: int
+
+
+class Shutdown(Message, tag="shutdown"):
+    """Stop now: everything live is dropped. The coordinator drains before it sends this."""
+
+
+CoordinatorToWorker = (
+    Welcome | RegisterRefused | Peers | Reserve | Prefill | Cancel | Confirm | Resend | Shutdown
+)
+
+
+# Prefill -> decode
+
+
+class PairHello(Message, tag="pair_hello"):
+    """Open a pair. Answered by PairWelcome or PairRefused."""
+
+    worker: str
+    incarnation: str
+    protocol_version: int
+    fingerprint: str
+    pool: PoolDescription
+    agent_metadata: bytes
+
+
+class Chunk(Message, tag="chunk"):
+    """The WRITE of one chunk was posted. Says nothing about its arrival. depth None: hidden state."""
+
+    generation: Generation
+    sequence: int
+    depth: int | None
+    range: TokenRange
+
+
+class ChunkSpec(msgspec.Struct, frozen=True, array_like=True):
+    sequence: int
+    depth: int | None
+    range: TokenRange
+
+
+class Commit(Message, tag="commit"):
+    """All of `chunks` have been posted, and nothing else will be. Says nothing about arrival."""
+
+    generation: Generation
+    allocation: int
+    chunks: tuple[ChunkSpec, ...]
+
+
+class WriterEnded(Message, tag="writer_ended"):
+    """Sequences 0..posted-1 were posted, all their handles are terminal, and no more will follow."""
+
+    generation: Generation
+    posted: int
+
+
+PrefillToDecode = PairHello | Chunk | Commit | WriterEnded
+
+
+# Decode -> prefill
+
+
+class PairWelcome(Message, tag="pair_welcome"):
+    incarnation: str
+    pool: PoolDescription
+    agent_metadata: bytes
+
+
+class PairRefused(Message, tag="pair_refused"):
+    incarnation: str
+    reason: str
+
+
+class Ack(Message, tag="ack"):
+    """D has received everything. Answers Commit."""
+
+    generation: Generation
+
+
+class Stop(Message, tag="stop"):
+    """Post nothing more for this generation. Answered by WriterEnded."""
+
+    generation: Generation
+
+
+DecodeToPrefill = PairWelcome | PairRefused | Ack | Stop
