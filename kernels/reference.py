@@ -1,0 +1,83 @@
+"""Paged KV operations in plain torch: the oracle for every other kernel, and the CPU path.
+
+The pool is kv: [num_blocks, layers, K|V, block_size, kv_heads, head_dim], contiguous. Owns no
+memory. Reads only positions below a segment's kv_length, whatever stands behind them.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .gather_plan import GatherGroup
+from .segments import Segments
+
+
+def store_kv(keys_values: Tensor, kv: Tensor, layer: int, segments: Segments) -> None:
+    """keys_values: [tokens, 2 * kv_heads * head_dim]. Writes each query's own K and V in place."""
+    width = kv.shape[4] * kv.shape[5]
+    _layer_rows(kv, layer).index_copy_(0, segments.write_rows, keys_values.reshape(-1, width))
+
+
+def paged_attention(query: Tensor, kv: Tensor, layer: int, segments: Segments) -> Tensor:
+    """query: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
+
+    Query i of a segment attends to positions 0..kv_length - query_length + i of its plane. Heads
+    h * groups .. (h + 1) * groups - 1 share KV head h.
+    """
+    pool = _layer_rows(kv, layer)
+    groups = segments.groups
+    if len(groups) == 1:
+        return _attend(query, pool, kv.shape[4], groups[0]).reshape(query.shape[0], -1)
+    out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+    for group in groups:
+        assert group.queries is not None
+        part = _attend(query.index_select(0, group.queries), pool, kv.shape[4], group)
+        out.index_copy_(0, group.queries, part.reshape(len(group.queries), -1))
+    return out
+
+
+def finalize(
+    kv: Tensor, sources: Tensor, offsets: Tensor, targets: Tensor, target_offsets: Tensor
+) -> None:
+    """Copy single positions, every layer, K and V, between blocks.
+
+    sources, offsets, targets, target_offsets: [rows] int64 each. Sources and targets are disjoint.
+    """
+    kv[targets, :, :, target_offsets] = kv[sources, :, :, offsets]
+
+
+def gather_rows(hidden: Tensor, slots: Tensor) -> Tensor:
+    """hidden: [slots, hidden_size]; slots: [rows] int64 -> [rows, hidden_size]."""
+    return hidden.index_select(0, slots)
+
+
+def scatter_rows(hidden: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Write rows: [rows, hidden_size] to hidden[slots] in place; slots are distinct."""
+    hidden.index_copy_(0, slots, rows)
+
+
+def _layer_rows(kv: Tensor, layer: int) -> Tensor:
+    """The pool as rows of one position's K or V, starting at `layer` of block 0.
+
+    Index b * layers * 2 * block_size + offset is then K at (block b, this layer, offset), and V
+    lies block_size rows behind it.
+    """
+    return kv.view(-1, kv.shape[4] * kv.shape[5])[layer * 2 * kv.shape[3] :]
+
+
+def _attend(query: Tensor, pool: Tensor, kv_heads: int, group: GatherGroup) -> Tensor:
+    """-> [segments, query_length, heads, head_dim]. Query heads that share a KV head become more
+    query positions of that head, so K and V are never repeated."""
+    segments, length = group.segments, group.query_length
+    head_dim = query.shape[-1]
+    share = query.shape[1] // kv_heads
+    both = pool.index_select(0, group.rows).view(2, segments, group.kv_length, kv_heads, head_dim)
+    keys, values = both.transpose(2, 3).unbind(0)
+    split = query.view(segments, length, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
+    mask = group.mask
+    if mask is not None and share > 1 and length > 1:
+        mask = mask.repeat(1, 1, share, 1)
+    out = F.scaled_dot_product_attention(
+        split.reshape(segments, kv_heads, share * length, head_dim), keys, values, attn_mask=mask
+    )
+    out = out.view(segments, kv_heads, share, length, head_dim)
+    return out.permute(0, 3, 1, 2, 4)

@@ -1,0 +1,144 @@
+"""Runs one SchedulerOutput on the model: finalize first, then the rows that are there.
+
+Owns the hidden states of prompt chunks between their loops. Never decides what runs, and never
+looks at requests: a plan's rows say everything. Prompt and decode rows share one call of the stack.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.reference import finalize, gather_rows, scatter_rows
+from .batch import build_segments, finalize_indices, integers
+from .errors import InvariantBroken
+from .interfaces import Clock
+from .kv_storage import KVStorage
+from .models.base import LoopedModel
+from .plans import (
+    CodaRow,
+    FinalizeRow,
+    FinishedLoop,
+    FinishedRange,
+    GateScore,
+    LoopRow,
+    ModelRunnerOutput,
+    PrefillRow,
+    PreludeRow,
+    SampledToken,
+    SchedulerOutput,
+)
+from .sampling import sample
+from .types import Generation
+
+
+class ModelRunner:
+    def __init__(self, model: LoopedModel, storage: KVStorage, clock: Clock) -> None:
+        self._model = model
+        self._storage = storage
+        self._clock = clock
+        self._chunks: dict[Generation, Tensor] = {}  # [positions, hidden_size] after the last loop
+
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        started_s = time.perf_counter()
+        with torch.inference_mode():
+            self._finalize(plan.finalize)
+            self._prelude(plan.prelude)
+            scores = self._loop(plan.prefill, plan.loops)
+            tokens = self._coda(plan.coda)
+        at_s = self._clock.wall_s()
+        return ModelRunnerOutput(
+            sequence=plan.sequence,
+            stage=plan.stage,
+            gate_scores=scores,
+            finished_loops=tuple(
+                FinishedLoop(row.generation, row.position, row.depth) for row in plan.loops
+            ),
+            finished_ranges=tuple(
+                FinishedRange(row.generation, row.depth, row.range, row.keep_hidden, at_s)
+                for row in plan.prefill
+            ),
+            tokens=tokens,
+            compute_s=time.perf_counter() - started_s,
+        )
+
+    def forget(self, generation: Generation) -> None:
+        """Drop a prompt chunk's state; without effect if there is none."""
+        self._chunks.pop(generation, None)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return sum(state.nbytes for state in list(self._chunks.values()))
+
+    def _finalize(self, rows: Sequence[FinalizeRow]) -> None:
+        if any(row.targets for row in rows):
+            sources, offsets, targets = finalize_indices(rows, self._storage.kv)
+            finalize(self._storage.kv, sources, offsets, targets, offsets)
+
+    def _prelude(self, rows: Sequence[PreludeRow]) -> None:
+        if rows:
+            hidden = self._storage.hidden
+            embedded = self._model.embed(integers([row.token for row in rows], hidden))
+            scatter_rows(hidden, integers([row.slot for row in rows], hidden), embedded)
+
+    def _loop(
+        self, prefill: Sequence[PrefillRow], loops: Sequence[LoopRow]
+    ) -> tuple[GateScore, ...]:
+        if not prefill and not loops:
+            return ()
+        hidden = self._storage.hidden
+        slots = integers([row.slot for row in loops], hidden)
+        inputs = [self._chunk_input(row) for row in prefill]
+        if loops:
+            inputs.append(gather_rows(hidden, slots))
+        flat = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+        segments = build_segments(prefill, loops, self._storage.geometry, hidden)
+        out = self._model.loop(flat, self._storage.kv, segments)
+        start = 0
+        for row in prefill:
+            self._keep_chunk(row, out[start : start + len(row.range)])
+            start += len(row.range)
+        if not loops:
+            return ()
+        decoded = out[start:]
+        scatter_rows(hidden, slots, decoded)
+        return self._scores(loops, decoded)
+
+    def _chunk_input(self, row: PrefillRow) -> Tensor:
+        if row.depth == 0:
+            return self._model.embed(integers(row.tokens, self._storage.hidden))
+        state = self._chunks.get(row.generation)
+        if state is None or len(state) != len(row.range):
+            raise InvariantBroken(
+                f"generation {row.generation}: no state of prompt positions {row.range.start} to "
+                f"{row.range.stop - 1} to run depth {row.depth} on"
+            )
+        return state
+
+    def _keep_chunk(self, row: PrefillRow, state: Tensor) -> None:
+        if row.keep_hidden:
+            self._storage.hidden[row.slot] = state[-1]
+        if row.last_loop:
+            self.forget(row.generation)
+        else:
+            self._chunks[row.generation] = state
+
+    def _scores(self, rows: Sequence[LoopRow], hidden: Tensor) -> tuple[GateScore, ...]:
+        wanted = [index for index, row in enumerate(rows) if row.want_score]
+        if not wanted:
+            return ()
+        if len(wanted) < len(rows):
+            hidden = gather_rows(hidden, integers(wanted, hidden))
+        scores = self._model.gate_logits(hidden).sigmoid().tolist()
+        return tuple(
+            GateScore(rows[index].generation, rows[index].position, rows[index].depth, score)
+            for index, score in zip(wanted, scores, strict=True)
+        )
+
+    def _coda(self, rows: Sequence[CodaRow]) -> tuple[SampledToken, ...]:
+        if not rows:
+            return ()
+        hidden = self._storage.hidden
+        states = gather_rows(hidden, integers([row.hidden_slot for row in rows], hidden))
+        return sample(self._model.logits(states), rows)

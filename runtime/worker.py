@@ -1,0 +1,155 @@
+"""The device side of one engine: model, KV storage and runner, made in order from a config.
+
+Owns them and counts what ran. Computes on the caller's thread; the executor gives it one.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ..kernels.segments import PoolShape, Segment, Segments
+from .config import EngineConfig
+from .errors import ConfigError
+from .interfaces import Clock
+from .kv_storage import KVStorage, plan_storage
+from .model_runner import ModelRunner
+from .models.base import LoopedModel
+from .models.registry import LoadedModel, load_model
+from .plans import ModelRunnerOutput, SchedulerOutput
+from .types import KVGeometry, ModelDescription
+
+logger = logging.getLogger(__name__)
+
+
+class WorkCounters(msgspec.Struct, frozen=True):
+    """What the model has run since start.
+
+    prefill_tokens: prompt positions (counted at depth 0); prefill_loop_tokens: those times loops.
+    """
+
+    passes: int = 0
+    failed_passes: int = 0
+    prefill_tokens: int = 0
+    prefill_loop_tokens: int = 0
+    recurrent_row_loops: int = 0
+    coda_rows: int = 0
+
+    def plus(self, plan: SchedulerOutput) -> "WorkCounters":
+        return WorkCounters(
+            passes=self.passes + 1,
+            failed_passes=self.failed_passes,
+            prefill_tokens=self.prefill_tokens
+            + sum(len(row.range) for row in plan.prefill if row.depth == 0),
+            prefill_loop_tokens=self.prefill_loop_tokens
+            + sum(len(row.range) for row in plan.prefill),
+            recurrent_row_loops=self.recurrent_row_loops + len(plan.loops),
+            coda_rows=self.coda_rows + len(plan.coda),
+        )
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    model: LoopedModel
+    description: ModelDescription
+    storage: KVStorage
+    device: str
+
+
+class Worker:
+    def __init__(self, parts: WorkerParts, clock: Clock, threads: int | None = None) -> None:
+        self.parts = parts
+        self.runner = ModelRunner(parts.model, parts.storage, clock)
+        self._threads = threads
+        self._counters = WorkCounters()
+
+    @property
+    def counters(self) -> WorkCounters:
+        return self._counters
+
+    def enter_thread(self) -> None:
+        """To be called on the thread that will compute: thread counts are partly per thread."""
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Never raises: a pass that fails comes back with its error, and computing goes on."""
+        try:
+            output = self.runner.run(plan)
+        except Exception as error:
+            logger.exception("pass %d (%s) failed", plan.sequence, plan.stage)
+            self._counters = msgspec.structs.replace(
+                self._counters, failed_passes=self._counters.failed_passes + 1
+            )
+            return ModelRunnerOutput(
+                sequence=plan.sequence,
+                stage=plan.stage,
+                error=f"pass {plan.sequence} ({plan.stage}): {type(error).__name__}: {error}",
+            )
+        self._counters = self._counters.plus(plan)
+        return output
+
+    def warm_up(self) -> None:
+        """Run every kind of work once on scratch memory, so that the first request does not pay."""
+        storage, model = self.parts.storage, self.parts.model
+        scratch = torch.zeros_like(storage.kv[:1])
+        shape = PoolShape(storage.geometry.num_layers, storage.geometry.block_size)
+        segments = Segments([Segment(1, 1, (0,))], shape, scratch.device, scratch.dtype)
+        with torch.inference_mode():
+            hidden = model.embed(torch.zeros(1, dtype=torch.int64, device=scratch.device))
+            hidden = model.loop(hidden, scratch, segments)
+            model.gate_logits(hidden)
+            model.logits(hidden)
+
+    def memory_breakdown(self) -> dict[str, int]:
+        return {
+            "weights": self.parts.model.num_bytes,
+            "kv": self.parts.storage.kv.nbytes,
+            "hidden": self.parts.storage.hidden.nbytes,
+            "prompt_chunks": self.runner.chunk_bytes,
+        }
+
+
+def load_worker(
+    config: EngineConfig, clock: Clock, progress: Callable[[str], None] = logger.info
+) -> Worker:
+    started_s = clock.now_s()
+    device = _choose_device(config)
+    progress(f"loading weights from {config.model}")
+    loaded = load_model(
+        Path(config.model), dtype=config.dtype, device=device, max_positions=config.max_positions
+    )
+    geometry = _geometry(loaded, config.block_size)
+    plan = plan_storage(config, geometry, device)
+    storage = KVStorage(plan, geometry, device)
+    progress(
+        f"loaded {loaded.description.name} in {clock.now_s() - started_s:.1f} s: "
+        f"{loaded.model.num_bytes / 1e6:.1f} MB of weights ({loaded.dtype}, {device}), "
+        f"{plan.num_blocks} KV blocks ({storage.kv.nbytes / 1e6:.1f} MB)"
+    )
+    parts = WorkerParts(loaded.model, loaded.description, storage, device)
+    return Worker(parts, clock, config.threads)
+
+
+def _choose_device(config: EngineConfig) -> str:
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device is usable here; give --device cpu")
+    return config.device
+
+
+def _geometry(loaded: LoadedModel, block_size: int) -> KVGeometry:
+    config = loaded.config
+    return KVGeometry(
+        num_layers=config.num_layers,
+        num_depths=config.num_loops,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        block_size=block_size,
+        dtype=loaded.dtype,
+    )
