@@ -72,6 +72,12 @@ class TransferFailed(RequestError):
     code = "transfer_failed"
 
 
+class PassFailed(RequestError):
+    """The device failed a pass that computed this request."""
+
+    code = "pass_failed"
+
+
 class ServiceUnreachable(RltError):
     """No coordinator answers at the given address."""
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .types import BlockTables, AllocationId, FinishReason, Generation, Stamp, TokenLogprobs
+from .types import AllocationId, BlockTables, FinishReason, Generation, Stamp, TokenLogprobs
 
 
 class TokensProduced(msgspec.Struct, frozen=True, kw_only=True):

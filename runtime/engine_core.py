@@ -1,0 +1,134 @@
+"""One engine: a Scheduler, an Executor, on P and D both halves of a connector, and their order.
+
+Owns nothing but that order; runs on its driver's thread and never blocks.
+step(): results in, transfers heard, next pass submitted, and only then new WRITEs posted, so that
+the compute thread never waits for a transfer.
+"""
+
+from .errors import Overloaded, ProtocolError, TooLong
+from .events import EngineEvent, Refuse, Reservation, Wait
+from .interfaces import Clock, Executor, SchedulerConnector, WorkerConnector
+from .kv_manager import KVManager
+from .request import Role
+from .scheduler import Scheduler
+from .types import EngineRequest, Generation
+
+
+class EngineCore:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        chunk_tokens: int,
+        clock: Clock,
+        scheduler_connector: SchedulerConnector | None = None,
+        worker_connector: WorkerConnector | None = None,
+        max_waiting: int = 1024,
+    ) -> None:
+        if (scheduler_connector is None) != (worker_connector is None):
+            raise ProtocolError("an engine has both halves of a connector or none")
+        capabilities, limits = executor.capabilities(), executor.admission_limits()
+        self._executor = executor
+        self._connector = scheduler_connector
+        self._transfers = worker_connector
+        self._scheduler = Scheduler(
+            kv=KVManager(num_blocks=limits.num_blocks, geometry=capabilities.geometry),
+            slots=executor,
+            geometry=capabilities.geometry,
+            limits=limits,
+            eos_token_ids=capabilities.model.eos_token_ids,
+            clock=clock,
+            chunk_tokens=chunk_tokens,
+            max_waiting=max_waiting,
+        )
+
+    def add_local(self, request: EngineRequest) -> None:
+        """Queue a request that is computed and decoded here. Raises TooLong or Overloaded."""
+        self._scheduler.add(request, Role.LOCAL)
+
+    def add_prefill(self, request: EngineRequest) -> Refuse | None:
+        """P: queue a prompt that will be sent; None when queued, also if it was before."""
+        if self._connector is None:
+            raise ProtocolError("this engine has no connector to send a prompt with")
+        if request.generation in self._scheduler.live():
+            return None
+        try:
+            self._scheduler.add(request, Role.PREFILL)
+        except (TooLong, Overloaded) as error:
+            return Refuse(error.code, str(error))
+        return None
+
+    def reserve(self, request: EngineRequest) -> Reservation | Wait | Refuse:
+        """D: blocks for prompt and output, and a receive slot. The same answer if asked again."""
+        if self._connector is None:
+            raise ProtocolError("this engine has no connector to receive a prompt with")
+        return self._scheduler.reserve(request)
+
+    def cancel(self, generation: Generation) -> bool:
+        """Nothing more is produced for it; Released follows once. False: not live, nothing done."""
+        return self._scheduler.cancel(generation)
+
+    def step(self) -> list[EngineEvent]:
+        events = self._take_results()
+        events += self._hear_transfers()
+        self._admit()
+        self._submit_next_pass()
+        self._post_orders()
+        return events + self._scheduler.take_events()
+
+    def _take_results(self) -> list[EngineEvent]:
+        events = self._scheduler.take_events()
+        for output in self._executor.collect():
+            events += self._scheduler.update_from_output(output)
+        ranges = self._scheduler.take_ranges_to_send()
+        if self._connector is not None and ranges:
+            self._connector.on_ranges_finished(ranges)
+        return events
+
+    def _hear_transfers(self) -> list[EngineEvent]:
+        events: list[EngineEvent] = []
+        if self._connector is None or self._transfers is None:
+            return events
+        if feedback := self._transfers.poll():
+            self._connector.on_feedback(feedback)
+        for handoff in self._connector.take_events():
+            events += self._scheduler.update_from_output(handoff)
+        return events
+
+    def _admit(self) -> None:
+        for admitted in self._scheduler.admit():
+            if self._connector is not None:
+                self._connector.on_prefill_admitted(
+                    admitted.generation,
+                    admitted.tables,
+                    self._executor.export_hidden(admitted.generation),
+                )
+
+    def _submit_next_pass(self) -> None:
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._executor.submit(plan)
+
+    def _post_orders(self) -> None:
+        if self._connector is not None and self._transfers is not None:
+            if orders := self._connector.take_orders():
+                self._transfers.post(orders)
+
+    def idle(self) -> bool:
+        return not self._scheduler.live()
+
+    def live(self) -> dict[Generation, str]:
+        """Every live generation and its phase."""
+        return self._scheduler.live()
+
+    def statistics(self) -> dict[str, int]:
+        return self._scheduler.statistics()
+
+    def check(self) -> None:
+        self._scheduler.check()
+
+    def shutdown(self) -> None:
+        """Transfers end before the memory that they touch goes away. Idempotent."""
+        if self._transfers is not None:
+            self._transfers.close()
+        self._executor.shutdown()

@@ -1,0 +1,79 @@
+"""What a handoff event changes: the half of update_from_output that hears the connector.
+
+The Scheduler's helper, called by it alone, and the only code that moves a RECEIVING request on.
+A lease that a peer's access stands for ends here and nowhere else. Events may come late, twice or
+for generations long gone: those change nothing and are counted.
+"""
+
+from collections import deque
+from typing import assert_never
+
+from .errors import TransferFailed
+from .events import Received
+from .interfaces import HandoffEvent, Quarantined, ReceiveComplete, ReceiveEnded, SendEnded
+from .kv_manager import KVManager, Lease
+from .request import Phase, Request
+from .request_book import RequestBook
+from .types import TokenRange
+
+
+class HandoffResults:
+    def __init__(self, *, book: RequestBook, kv: KVManager, received: deque[Request]) -> None:
+        self._book = book
+        self._kv = kv
+        self._received = received  # the Scheduler's queue for an execution slot
+        self._late = 0
+
+    @property
+    def late_events(self) -> int:
+        return self._late
+
+    def apply(self, event: HandoffEvent) -> None:
+        request = self._book.get(event.generation)
+        held = self._kv.leases(event.generation) & {Lease.RECEIVE, Lease.SEND}
+        if request is None or not held & _ENDS[type(event)]:
+            self._late += 1
+            return
+        match event:
+            case ReceiveComplete():
+                self._on_receive_complete(request)
+            case ReceiveEnded():
+                self._kv.end_lease(request.generation, Lease.RECEIVE)
+                self._fail(request, "the sender stopped before everything had arrived")
+            case SendEnded():
+                self._kv.end_lease(request.generation, Lease.SEND)
+                self._on_send_ended(request, event.error)
+            case Quarantined():
+                request.withdrawn = True
+                self._kv.quarantine(request.generation, *held)
+                self._fail(request, "a peer may still touch its memory, which is withdrawn")
+            case _:
+                assert_never(event)
+        self._book.settle(request)
+
+    def _on_receive_complete(self, request: Request) -> None:
+        self._kv.end_lease(request.generation, Lease.RECEIVE)
+        if request.phase is not Phase.RECEIVING:
+            return
+        prompt = TokenRange(0, len(request.spec.prompt))
+        self._kv.mark_prompt_valid(request.generation, prompt)
+        self._book.move(request, Phase.RECEIVED)
+        self._book.emit(Received(request.generation))
+        self._received.append(request)
+
+    def _on_send_ended(self, request: Request, error: str | None) -> None:
+        if error is not None:
+            self._fail(request, error)
+        request.completed = request.phase is Phase.SENDING
+        self._book.let_go(request)
+
+    def _fail(self, request: Request, message: str) -> None:
+        self._book.fail(request, TransferFailed.code, message)
+
+
+_ENDS: dict[type[HandoffEvent], frozenset[Lease]] = {
+    ReceiveComplete: frozenset({Lease.RECEIVE}),
+    ReceiveEnded: frozenset({Lease.RECEIVE}),
+    SendEnded: frozenset({Lease.SEND}),
+    Quarantined: frozenset({Lease.RECEIVE, Lease.SEND}),
+}

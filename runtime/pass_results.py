@@ -1,0 +1,215 @@
+"""What a finished pass changes: the half of update_from_output that reads device results.
+
+The Scheduler's helper, called by it alone; matches each result with the row that asked for it.
+A result without a row or without a live request is dropped and counted; a live row without a result
+fails its request.
+"""
+
+from dataclasses import dataclass
+
+from .errors import PassFailed
+from .events import PrefillFinished, TokensProduced
+from .interfaces import Clock
+from .kv_manager import KVManager, Lease
+from .passes import generations
+from .plans import (
+    CodaRow,
+    FinishedRange,
+    LoopRow,
+    ModelRunnerOutput,
+    PrefillRow,
+    SampledToken,
+    SchedulerOutput,
+)
+from .request import Chunk, Exited, Phase, Request, Role
+from .request_book import RequestBook, Slots
+from .types import Generation, Stamp, TokenRange
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    passes: int = 0
+    failed_passes: int = 0
+    prefill_tokens: int = 0  # positions, once each, not once per loop
+    recurrent_loops: int = 0
+    output_tokens: int = 0
+    dropped_results: int = 0
+
+
+class PassResults:
+    def __init__(
+        self,
+        *,
+        book: RequestBook,
+        kv: KVManager,
+        slots: Slots,
+        clock: Clock,
+        eos_token_ids: tuple[int, ...],
+        num_loops: int,
+        counters: Counters,
+    ) -> None:
+        self._book = book
+        self._kv = kv
+        self._slots = slots
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._num_loops = num_loops
+        self._counters = counters
+        self._ranges_to_send: list[FinishedRange] = []
+
+    def take_ranges_to_send(self) -> list[FinishedRange]:
+        ranges, self._ranges_to_send = self._ranges_to_send, []
+        return ranges
+
+    def apply(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """The pass is no longer in flight: end its leases, then apply each result once."""
+        running = self._end_pass(plan)
+        if output.error is not None:
+            self._counters.failed_passes += 1
+            message = f"the {plan.stage} pass failed: {output.error}"
+        else:
+            message = f"the {plan.stage} pass gave no result"
+            for generation in self._apply_results(plan, output, running):
+                del running[generation]
+        for request in running.values():
+            self._book.fail(request, PassFailed.code, message)
+
+    def _end_pass(self, plan: SchedulerOutput) -> dict[Generation, Request]:
+        running: dict[Generation, Request] = {}
+        for generation in generations(plan):
+            self._kv.end_lease(generation, Lease.PASS)
+            request = self._book.get(generation)
+            if request is not None and request.over:
+                self._book.settle(request)
+            elif request is not None:
+                running[generation] = request
+        return running
+
+    def _apply_results(
+        self, plan: SchedulerOutput, output: ModelRunnerOutput, running: dict[Generation, Request]
+    ) -> set[Generation]:
+        """Returns whose row was answered."""
+        answered: set[Generation] = set()
+        waiting = dict(running)
+        for row in plan.prelude:  # a prelude row has no result of its own
+            if (request := waiting.pop(row.generation, None)) is not None:
+                self._book.move(request, Phase.NEEDS_LOOP)
+                answered.add(row.generation)
+        prompts = {row.generation: row for row in plan.prefill}
+        for finished in output.finished_ranges:
+            prompt = prompts.get(finished.generation)
+            if prompt and (prompt.depth, prompt.range) == (finished.depth, finished.range):
+                if (request := self._claim(waiting, answered, finished.generation)) is not None:
+                    self._on_range(request, prompt, finished)
+            else:
+                self._counters.dropped_results += 1
+        self._apply_loops(plan, output, waiting, answered)
+        codas = {row.generation: row for row in plan.coda}
+        exits = {row.generation for row in plan.finalize}
+        for sampled in output.tokens:
+            coda = codas.get(sampled.generation)
+            if coda and coda.output_index == sampled.output_index:
+                if (request := self._claim(waiting, answered, sampled.generation)) is not None:
+                    self._on_token(request, coda, sampled, sampled.generation in exits)
+            else:
+                self._counters.dropped_results += 1
+        return answered
+
+    def _apply_loops(
+        self,
+        plan: SchedulerOutput,
+        output: ModelRunnerOutput,
+        waiting: dict[Generation, Request],
+        answered: set[Generation],
+    ) -> None:
+        rows = {(row.generation, row.position, row.depth): row for row in plan.loops}
+        scores = {(s.generation, s.position, s.depth): s.score for s in output.gate_scores}
+        for finished in output.finished_loops:
+            key = finished.generation, finished.position, finished.depth
+            row, score = rows.get(key), scores.pop(key, None)
+            if row is None or (row.want_score and score is None):
+                self._counters.dropped_results += 1
+            elif (request := self._claim(waiting, answered, finished.generation)) is not None:
+                self._on_loop(request, row, score)
+        self._counters.dropped_results += len(scores)
+
+    def _claim(
+        self, waiting: dict[Generation, Request], answered: set[Generation], generation: Generation
+    ) -> Request | None:
+        """The request that still waits for this result; each row is answered once."""
+        request = waiting.pop(generation, None)
+        if request is None:
+            self._counters.dropped_results += 1
+        else:
+            answered.add(generation)
+        return request
+
+    def _on_range(self, request: Request, row: PrefillRow, finished: FinishedRange) -> None:
+        self._kv.mark_valid(request.generation, row.depth, row.range)
+        if row.depth == 0:
+            request.prefill_tokens += len(row.range)
+            self._counters.prefill_tokens += len(row.range)
+        if request.role is Role.PREFILL:
+            self._ranges_to_send.append(finished)
+        if not row.last_loop:
+            request.chunk = Chunk(row.range, row.depth + 1)
+            return
+        request.chunk, request.prompt_done = None, row.range.stop
+        if row.keep_hidden:
+            self._on_prompt_done(request, finished.at_s)
+
+    def _on_prompt_done(self, request: Request, at_s: float) -> None:
+        request.stamps.append(Stamp("prefill_done", at_s))
+        if request.role is Role.PREFILL:
+            self._book.move(request, Phase.SENDING)
+            self._book.emit(PrefillFinished(request.generation, tuple(request.stamps)))
+        else:
+            self._book.move(request, Phase.NEEDS_CODA)
+
+    def _on_loop(self, request: Request, row: LoopRow, score: float | None) -> None:
+        span = TokenRange(row.position, row.position + 1)
+        self._kv.mark_valid(request.generation, row.depth, span)
+        request.recurrent_loops += 1
+        self._counters.recurrent_loops += 1
+        request.loops_done = loops = row.depth + 1
+        if not request.policy.exits_after(loops, score):
+            return
+        if loops < self._num_loops and not request.next_output_is_last:
+            request.exited = Exited(row.position, loops)
+        self._book.move(request, Phase.NEEDS_CODA)
+
+    def _on_token(
+        self, request: Request, row: CodaRow, sampled: SampledToken, finalized: bool
+    ) -> None:
+        if request.receive_slot is not None:
+            self._slots.end_receive(request.generation)
+            request.receive_slot = None
+        if finalized and request.exited is not None:
+            self._mark_finalized(request, request.exited)
+        exit_depth = request.loops_done if row.output_index else self._num_loops
+        request.outputs.append(sampled.token)
+        self._counters.output_tokens += 1
+        finish = request.finish_reason(self._eos_token_ids)
+        self._book.emit(
+            TokensProduced(
+                generation=request.generation,
+                start_index=row.output_index,
+                token_ids=(sampled.token,),
+                exit_depths=(exit_depth,),
+                logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
+                finish_reason=finish,
+            )
+        )
+        if finish is not None:
+            request.completed = True
+            self._book.let_go(request)
+            return
+        request.loops_done = 0
+        request.policy.start_token(len(request.outputs))
+        self._book.move(request, Phase.NEEDS_PRELUDE)
+
+    def _mark_finalized(self, request: Request, exited: Exited) -> None:
+        span = TokenRange(exited.position, exited.position + 1)
+        for depth in range(exited.exit_depth, self._num_loops):
+            self._kv.mark_valid(request.generation, depth, span)
+        request.exited = None

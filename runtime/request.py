@@ -1,0 +1,127 @@
+"""One request as the scheduler knows it: its phase, how far its prompt and its loops have come.
+
+Written by the scheduler alone and never handed out: other parts get frozen plans and events.
+A phase changes only along MOVES; facts (slots, the pass in flight, leases) are kept beside it.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from .errors import InvariantBroken
+from .events import Reservation
+from .exit_policy import ExitPolicy, exit_policy_for
+from .types import EngineRequest, FinishReason, Generation, Stamp, TokenRange
+
+
+class Role(StrEnum):
+    LOCAL = "local"  # prefill and decode here
+    PREFILL = "prefill"  # prompt only, then sent
+    DECODE = "decode"  # prompt received
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"  # queued; holds nothing
+    PREFILLING = "prefilling"
+    SENDING = "sending"  # P: computed; blocks are kept until the connector says SendEnded
+    RECEIVING = "receiving"  # D: a peer may write its blocks and its receive slot
+    RECEIVED = "received"  # D: all is in; waits for an execution slot
+    NEEDS_CODA = "needs_coda"
+    NEEDS_PRELUDE = "needs_prelude"
+    NEEDS_LOOP = "needs_loop"
+    CANCELLING = "cancelling"  # over, but a pass or a peer may still touch its memory
+    ENDED = "ended"
+
+
+_OVER = {Phase.CANCELLING, Phase.ENDED}
+MOVES: dict[Phase, set[Phase]] = {
+    Phase.WAITING: {Phase.PREFILLING, Phase.ENDED},
+    Phase.PREFILLING: {Phase.NEEDS_CODA, Phase.SENDING} | _OVER,
+    Phase.SENDING: _OVER,
+    Phase.RECEIVING: {Phase.RECEIVED} | _OVER,
+    Phase.RECEIVED: {Phase.NEEDS_CODA} | _OVER,
+    Phase.NEEDS_CODA: {Phase.NEEDS_PRELUDE} | _OVER,
+    Phase.NEEDS_PRELUDE: {Phase.NEEDS_LOOP} | _OVER,
+    Phase.NEEDS_LOOP: {Phase.NEEDS_CODA} | _OVER,
+    Phase.CANCELLING: {Phase.ENDED},
+    Phase.ENDED: set(),
+}
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """The prompt chunk being computed and the depth that its next loop writes."""
+
+    range: TokenRange
+    depth: int
+
+
+class Exited(msgspec.Struct, frozen=True):
+    """A position whose token left the loop early: deeper planes still lack its K/V."""
+
+    position: int
+    exit_depth: int
+
+
+@dataclass(slots=True)
+class Request:
+    spec: EngineRequest
+    role: Role
+    phase: Phase
+    slot: int | None = None  # execution slot: a row of hidden[]
+    receive_slot: int | None = None  # D: where the last prompt token's hidden state lands
+    reservation: Reservation | None = None  # D: the answer to every Reserve of this generation
+    withdrawn: bool = False  # its slots may still be touched by a peer: never given back
+    completed: bool = False  # it produced its last output
+    chunk: Chunk | None = None
+    prompt_done: int = 0  # positions that ran all R loops
+    outputs: list[int] = field(default_factory=list)
+    loops_done: int = 0  # of the token that is looping
+    exited: Exited | None = None
+    stamps: list[Stamp] = field(default_factory=list)
+    prefill_tokens: int = 0
+    recurrent_loops: int = 0
+    policy: ExitPolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.policy = exit_policy_for(self.spec.exit)
+
+    @property
+    def generation(self) -> Generation:
+        return self.spec.generation
+
+    @property
+    def position(self) -> int:
+        """Where the last sampled token enters KV while it loops."""
+        return len(self.spec.prompt) + len(self.outputs) - 1
+
+    @property
+    def over(self) -> bool:
+        return self.phase in _OVER
+
+    @property
+    def next_output_is_last(self) -> bool:
+        return len(self.outputs) + 1 >= self.spec.sampling.max_tokens
+
+    def move(self, to: Phase) -> None:
+        if to not in MOVES[self.phase]:
+            raise InvariantBroken(
+                f"generation {self.generation}: {self.phase} -> {to} is not a move"
+            )
+        self.phase = to
+
+    def next_chunk(self, chunk_tokens: int) -> Chunk:
+        """The chunk under way, or the next one. Its bounds depend on nobody else's work."""
+        if self.chunk is not None:
+            return self.chunk
+        stop = min(self.prompt_done + chunk_tokens, len(self.spec.prompt))
+        return Chunk(TokenRange(self.prompt_done, stop), 0)
+
+    def finish_reason(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
+        """Why the last output ends the request, or None."""
+        sampling, token = self.spec.sampling, self.outputs[-1]
+        if token in sampling.stop_token_ids:
+            return FinishReason.STOP
+        if token in eos_token_ids and not sampling.ignore_eos:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.outputs) >= sampling.max_tokens else None
