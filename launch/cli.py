@@ -1,0 +1,143 @@
+"""rlt-coordinator: starts a whole service on this machine and stays until it has stopped.
+
+Turns the command line into one config per process and hands them to the supervisor. Loads no model
+and no torch itself.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..connector.config import WorkerConfig
+from ..coordinator.config import CoordinatorConfig, check_endpoint
+from ..runtime.config import EngineConfig
+from ..runtime.errors import ConfigError, RltError
+from .arrival import FileArrival
+from .console import Console
+from .notice import ExitNotices
+from .options import COORDINATOR, TABLE
+from .parser import build_parser, values_for
+from .processes import coordinator_process, default_threads, worker_process
+from .runtime_dir import default_base, service_dir
+from .supervisor import Supervisor
+
+EMBEDDED_MODEL = Path(__file__).parent / "embedded"
+BAD_OPTION = 2
+FAILED = 1
+DESCRIPTION = "Serve a looped language model with prefill and decode in separate processes."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser(COORDINATOR, DESCRIPTION, TABLE).parse_args(arguments)
+    return named_errors(lambda: serve(options))
+
+
+def named_errors(run: Callable[[], int]) -> int:
+    """Run; an error that rlt raises on purpose becomes one line and an exit code."""
+    try:
+        return run()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_OPTION
+    except RltError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+
+
+def serve(options: argparse.Namespace) -> int:
+    console = Console("launcher")
+    with ExitStack() as stack:
+        folder = stack.enter_context(service_dir(options.runtime_dir or default_base()))
+        coordinator = coordinator_config(options, folder)
+        workers = worker_configs(options, coordinator, folder)
+        ready = FileArrival(folder / "service.json")
+        stack.callback(ready.close)
+        notices = ExitNotices(_dialled(coordinator.workers_at))
+        stack.callback(notices.close)
+        return Supervisor(
+            coordinator_process(coordinator),
+            [worker_process(worker) for worker in workers],
+            console=console,
+            ready=ready,
+            on_ready=lambda: _announce(console, coordinator),
+            on_lost=notices.worker_exited,
+        ).run()
+
+
+def coordinator_config(options: argparse.Namespace, folder: Path) -> CoordinatorConfig:
+    values = values_for(CoordinatorConfig, options, TABLE)
+    return CoordinatorConfig(
+        runtime_dir=str(folder),
+        model=options.model or str(EMBEDDED_MODEL),
+        expected_prefill=options.prefill,
+        expected_decode=options.decode,
+        insecure=options.insecure,
+        log_level=options.log_level.upper(),
+        **{**values, "client_endpoints": tuple(values["client_endpoints"] or ())},
+    )
+
+
+def worker_configs(
+    options: argparse.Namespace, coordinator: CoordinatorConfig, folder: Path
+) -> list[WorkerConfig]:
+    names = [("prefill", f"prefill-{n}") for n in range(options.prefill)]
+    names += [("decode", f"decode-{n}") for n in range(options.decode)]
+    dialled = _dialled(coordinator.workers_at)
+    if names and dialled.endswith((":*", ":0")):
+        raise ConfigError("--worker-listen needs a port of its own when workers start here too")
+    return [
+        worker_config(
+            options,
+            role=role,
+            worker=worker,
+            coordinator=dialled,
+            folder=folder,
+            threads=options.threads or default_threads(len(names)),
+        )
+        for role, worker in names
+    ]
+
+
+def worker_config(
+    options: argparse.Namespace,
+    *,
+    role: Any,
+    worker: str,
+    coordinator: str,
+    folder: Path,
+    threads: int,
+) -> WorkerConfig:
+    if options.peer_listen is not None:
+        check_endpoint(options.peer_listen, insecure=options.insecure)
+    engine = values_for(EngineConfig, options, TABLE)
+    return WorkerConfig(
+        role=role,
+        worker=worker,
+        coordinator=coordinator,
+        listen=options.peer_listen or f"ipc://{folder}/{worker}.sock",
+        engine=EngineConfig(
+            **{**engine, "model": options.model or str(EMBEDDED_MODEL), "threads": threads}
+        ),
+        log_level=options.log_level,
+        **values_for(WorkerConfig, options, TABLE),
+    )
+
+
+def _dialled(endpoint: str) -> str:
+    """The address at which a process of this machine reaches a listener."""
+    return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace(
+        "tcp://*:", "tcp://127.0.0.1:"
+    )
+
+
+def _announce(console: Console, coordinator: CoordinatorConfig) -> None:
+    address = coordinator.clients_at[0]
+    console.say(f"ready; try: rlt-ask --connect {address} 'What is 17 + 25?'")
+    console.announce(f"READY {address}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

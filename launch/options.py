@@ -1,0 +1,310 @@
+"""The one table of options of rlt-coordinator and rlt-worker.
+
+An option that sets a field of a config record takes its default from there, so a default is
+written once. The units and defaults in --help come from this table.
+"""
+
+from pathlib import Path
+
+from ..connector.config import WorkerConfig
+from ..coordinator.config import CoordinatorConfig
+from ..runtime.config import EngineConfig
+from .parser import Option, checkpoint_dir, endpoint, number, whole
+
+COORDINATOR = "rlt-coordinator"
+WORKER = "rlt-worker"
+BOTH = (COORDINATOR, WORKER)
+ONLY_COORDINATOR = (COORDINATOR,)
+ONLY_WORKER = (WORKER,)
+
+_WORKERS = (
+    Option(
+        flag="--prefill",
+        commands=ONLY_COORDINATOR,
+        parse=whole(0),
+        default=1,
+        unit="processes",
+        help="prefill workers to start on this machine",
+    ),
+    Option(
+        flag="--decode",
+        commands=ONLY_COORDINATOR,
+        parse=whole(0),
+        default=1,
+        unit="processes",
+        help="decode workers to start on this machine",
+    ),
+    Option(
+        flag="--role",
+        commands=ONLY_WORKER,
+        choices=("prefill", "decode"),
+        required=True,
+        unit="name",
+        help="what this worker does: prefill or decode",
+    ),
+    Option(
+        flag="--coordinator",
+        commands=ONLY_WORKER,
+        parse=endpoint,
+        required=True,
+        unit="endpoint",
+        help="where the coordinator listens for workers (its --worker-listen)",
+    ),
+    Option(
+        flag="--name",
+        commands=ONLY_WORKER,
+        shown="ROLE-HOST-PID",
+        unit="name",
+        help="this worker's name, unique in the service",
+    ),
+    Option(
+        flag="--threads",
+        commands=BOTH,
+        sets=(EngineConfig, "threads"),
+        parse=whole(1),
+        shown="cores divided by local workers, at least 1",
+        unit="threads",
+        help="CPU threads of each worker",
+    ),
+    Option(
+        flag="--reconnect-s",
+        commands=BOTH,
+        sets=(WorkerConfig, "reconnect_s"),
+        parse=number(0),
+        unit="seconds",
+        help="how long a worker goes on dialling a coordinator that is gone",
+    ),
+)
+
+_ENGINE = (
+    Option(
+        flag="--model",
+        commands=BOTH,
+        parse=checkpoint_dir,
+        shown="the embedded model",
+        unit="folder",
+        help="checkpoint in Hugging Face form, the same for all workers",
+    ),
+    Option(
+        flag="--dtype",
+        commands=BOTH,
+        sets=(EngineConfig, "dtype"),
+        choices=("auto", "float32", "bfloat16"),
+        unit="name",
+        help="auto, float32 or bfloat16; auto is the checkpoint's own",
+    ),
+    Option(
+        flag="--device",
+        commands=BOTH,
+        sets=(EngineConfig, "device"),
+        choices=("auto", "cpu", "cuda"),
+        unit="name",
+        help="auto, cpu or cuda; auto takes a GPU if there is one",
+    ),
+    Option(
+        flag="--block-size",
+        commands=BOTH,
+        sets=(EngineConfig, "block_size"),
+        parse=whole(1),
+        unit="positions",
+        help="positions in one KV block; all workers must agree",
+    ),
+    Option(
+        flag="--num-blocks",
+        commands=BOTH,
+        sets=(EngineConfig, "num_blocks"),
+        parse=whole(1),
+        shown="small and fixed on a CPU, planned from free memory on a GPU",
+        unit="blocks",
+        help="size of each worker's KV pool; a request needs its blocks once per depth plane",
+    ),
+    Option(
+        flag="--memory-fraction",
+        commands=BOTH,
+        sets=(EngineConfig, "memory_fraction"),
+        parse=number(0, above=True, maximum=1),
+        unit="fraction",
+        help="share of a GPU's memory, free after the weights are loaded, for a planned pool",
+    ),
+    Option(
+        flag="--num-slots",
+        commands=BOTH,
+        sets=(EngineConfig, "num_slots"),
+        parse=whole(1),
+        unit="requests",
+        help="requests that one worker executes at once",
+    ),
+    Option(
+        flag="--num-receive-slots",
+        commands=BOTH,
+        sets=(EngineConfig, "num_receive_slots"),
+        parse=whole(1),
+        unit="requests",
+        help="requests whose prompt one decode worker receives at once",
+    ),
+    Option(
+        flag="--chunk-tokens",
+        commands=BOTH,
+        sets=(EngineConfig, "chunk_tokens"),
+        parse=whole(1),
+        unit="tokens",
+        help="prompt tokens in one prefill pass",
+    ),
+    Option(
+        flag="--max-positions",
+        commands=BOTH,
+        sets=(EngineConfig, "max_positions"),
+        parse=whole(1),
+        shown="the checkpoint's own limit",
+        unit="positions",
+        help="longest prompt and output together",
+    ),
+)
+
+_TRANSFERS = (
+    Option(
+        flag="--max-inflight-bytes",
+        commands=BOTH,
+        sets=(WorkerConfig, "max_inflight_bytes"),
+        parse=whole(1),
+        unit="bytes",
+        help="KV that one prefill worker may have posted and not finished",
+    ),
+    Option(
+        flag="--transfer-timeout-s",
+        commands=BOTH,
+        sets=(WorkerConfig, "transfer_timeout_s"),
+        parse=number(0, above=True),
+        unit="seconds",
+        help="longest time that one KV transfer may take",
+    ),
+    Option(
+        flag="--max-quarantined-fraction",
+        commands=BOTH,
+        sets=(WorkerConfig, "max_quarantined_fraction"),
+        parse=number(0, above=True, maximum=1),
+        unit="fraction",
+        help="share of a pool that may be withdrawn before the worker calls itself unhealthy",
+    ),
+)
+
+_ADDRESSES = (
+    Option(
+        flag="--listen",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "client_endpoints"),
+        default=None,
+        parse=endpoint,
+        repeat=True,
+        shown="a socket in the service's runtime folder",
+        unit="endpoint",
+        help="where clients connect; may be given several times",
+    ),
+    Option(
+        flag="--worker-listen",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "worker_endpoint"),
+        parse=endpoint,
+        shown="a socket in the service's runtime folder",
+        unit="endpoint",
+        help="where workers dial in, of this machine and of others",
+    ),
+    Option(
+        flag="--peer-listen",
+        commands=BOTH,
+        parse=endpoint,
+        shown="a socket in the service's runtime folder",
+        unit="endpoint",
+        help="where decode workers listen for prefill workers; tcp://HOST:0 takes any free port",
+    ),
+    Option(
+        flag="--insecure",
+        commands=BOTH,
+        parse=None,
+        help="allow TCP addresses beyond this machine, unencrypted",
+    ),
+    Option(
+        flag="--runtime-dir",
+        commands=BOTH,
+        parse=Path,
+        shown="$XDG_RUNTIME_DIR/rlt, else /tmp/rlt-UID",
+        unit="folder",
+        help="where each service makes a folder of its own for its sockets",
+    ),
+)
+
+_SERVICE = (
+    Option(
+        flag="--max-queue",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "max_queue"),
+        parse=whole(1),
+        unit="requests",
+        help="requests that may wait for a worker; more are refused as overloaded",
+    ),
+    Option(
+        flag="--max-bypasses",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "max_bypasses"),
+        parse=whole(0),
+        unit="times",
+        help="how often smaller requests may pass one that waits for room",
+    ),
+    Option(
+        flag="--deadline-s",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "default_deadline_s"),
+        parse=number(0, above=True),
+        unit="seconds",
+        help="when a request fails that names no deadline of its own",
+    ),
+    Option(
+        flag="--pair-wait-s",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "pair_wait_s"),
+        parse=number(0),
+        shown="until its deadline",
+        unit="seconds",
+        help="how long a request waits while no pair of workers is ready",
+    ),
+    Option(
+        flag="--heartbeat-s",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "heartbeat_s"),
+        parse=number(0, above=True),
+        unit="seconds",
+        help="time between a worker's signs of life",
+    ),
+    Option(
+        flag="--heartbeat-timeout-s",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "heartbeat_timeout_s"),
+        parse=number(0, above=True),
+        unit="seconds",
+        help="silence after which a worker counts as lost",
+    ),
+    Option(
+        flag="--drain-s",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "drain_s"),
+        parse=number(0),
+        unit="seconds",
+        help="time that running requests get to finish after Ctrl-C",
+    ),
+    Option(
+        flag="--log-level",
+        commands=BOTH,
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        unit="name",
+        help="debug, info, warning or error: what the processes write to stderr",
+    ),
+)
+
+TABLE = {
+    "workers": _WORKERS,
+    "model and memory": _ENGINE,
+    "KV transfers": _TRANSFERS,
+    "addresses": _ADDRESSES,
+    "service": _SERVICE,
+}

@@ -1,0 +1,60 @@
+"""rlt-worker: starts and supervises one engine process that joins a coordinator elsewhere.
+
+The same supervisor as rlt-coordinator's, with the engine as its main child.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..runtime.errors import ConfigError
+from .children import ChildSpec
+from .cli import named_errors, worker_config
+from .console import Console
+from .options import TABLE, WORKER
+from .parser import build_parser
+from .processes import default_threads, worker_process
+from .runtime_dir import default_base, service_dir
+from .supervisor import Supervisor
+
+DESCRIPTION = "Run one prefill or decode worker and join it to a running coordinator."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser(WORKER, DESCRIPTION, TABLE).parse_args(arguments)
+    return named_errors(lambda: work(options))
+
+
+def work(options: argparse.Namespace) -> int:
+    if options.role == "decode" and _is_remote(options.coordinator) and not options.peer_listen:
+        raise ConfigError(
+            f"--peer-listen is needed with --coordinator {options.coordinator}: prefill workers "
+            "elsewhere must reach this decode worker (tcp://HOST:0 takes any free port)"
+        )
+    with service_dir(options.runtime_dir or default_base()) as folder:
+        return Supervisor(_engine(options, folder), [], console=Console("launcher")).run()
+
+
+def _engine(options: argparse.Namespace, folder: Path) -> ChildSpec:
+    name = options.name or f"{options.role}-{socket.gethostname()}-{os.getpid()}"
+    return worker_process(
+        worker_config(
+            options,
+            role=options.role,
+            worker=name,
+            coordinator=options.coordinator,
+            folder=folder,
+            threads=options.threads or default_threads(1),
+        )
+    )
+
+
+def _is_remote(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://") and not endpoint.startswith("tcp://127.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
