@@ -26,7 +26,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_inflight_bytes: int = 256 << 20
     transfer_timeout_s: float = 30.0
     reconnect_s: float = 10.0
-    max_quarantined_fraction: float = 0.5
     log_level: str = "info"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary, and one union per direction.
 
-Frozen, tagged, keyword-only; unknown fields, unknown tags and wrong types are refused by the decoder.
-After admission every message names its generation; a client's request ID never reaches a worker.
+Frozen, tagged, keyword-only; the decoder refuses unknown fields, unknown tags and wrong types. After
+admission every message names its generation; a client's request ID never reaches a worker.
 Every ask is repeated until it is answered, so handling any message twice must be harmless.
 """
 
@@ -112,7 +112,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alive(Message, tag="alive"):
-    """Sent every second to connections with live requests: each side learns of the other's death."""
+    """Sent every second to connections with live requests: each side learns of the other's
+    death."""
 
 
 CoordinatorToClient = ServiceInfo | Accepted | Rejected | Deltas | CancelDone | Statistics | Alive
@@ -295,11 +296,15 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peers(Message, tag="peers"):
-    """Every live worker of the other role. Who is missing is gone. oldest_live: generations below
-    it are closed for good and need not be remembered."""
+    """Every live worker of the other role. Who is missing is gone."""
 
     version: int
     peers: tuple[Peer, ...]
+
+
+class HeartbeatAnswer(Message, tag="heartbeat_answer"):
+    """The coordinator lives. oldest_live: generations below it are closed for good."""
+
     oldest_live: Generation
 
 
@@ -366,7 +371,8 @@ class PairHello(Message, tag="pair_hello"):
 
 
 class Chunk(Message, tag="chunk"):
-    """The WRITE of one chunk was posted. Says nothing about its arrival. depth None: hidden state."""
+    """The WRITE of one chunk was posted. Says nothing about its arrival. depth None: the hidden
+    state."""
 
     generation: Generation
     sequence: int
@@ -381,15 +387,19 @@ class ChunkSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Commit(Message, tag="commit"):
-    """All of `chunks` have been posted, and nothing else will be. Says nothing about arrival."""
+    """All of `chunks` have been posted, and nothing else will be. Says nothing about arrival.
+
+    stamps: P's part of the timeline, which D passes on.
+    """
 
     generation: Generation
     allocation: int
     chunks: tuple[ChunkSpec, ...]
+    stamps: tuple[Stamp, ...] = ()
 
 
 class WriterEnded(Message, tag="writer_ended"):
-    """Sequences 0..posted-1 were posted, all their handles are terminal, and no more will follow."""
+    """Sequences 0..posted-1 were posted, all their handles are terminal, no more will follow."""
 
     generation: Generation
     posted: int

@@ -163,6 +163,7 @@ class SendOrder(msgspec.Struct, frozen=True, gc=False):
     peer_blocks: tuple[int, ...]
     hidden_slot: int
     peer_hidden_slot: int
+    allocation: int = 0  # D's allocation: travels in the notification
 
 
 class SendProgress(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,324 @@
+"""P's handoff state: what of each generation is posted, what is terminal, and who was told.
+
+Pure: events in; orders, messages and handoff events out. Never touches NIXL, sockets or tensors.
+P's blocks are given back (SendEnded) only when D acknowledged, or sending was stopped, AND every
+posted handle is terminal. No sequence is ever ordered twice.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ..runtime.errors import ProtocolError
+from ..runtime.events import Reservation
+from ..runtime.interfaces import Clock, HandoffEvent, SendEnded
+from ..runtime.plans import FinishedRange, SendFailure, SendOrder, TransferFeedback
+from ..runtime.types import BlockTables, Generation, KVGeometry, Stamp, TokenRange
+from .handoff import ClosedGenerations
+from .messages import Chunk, ChunkSpec, Commit, PrefillToDecode, WriterEnded
+
+REPEAT_S = 0.5  # an unanswered Commit is sent again after this
+
+
+class Phase(Enum):
+    WAITING = auto()  # prompt queued: no source blocks yet
+    SENDING = auto()  # chunks are ordered as loops finish
+    COMMITTED = auto()  # everything posted; Commit is repeated until Ack
+    ACKED = auto()  # D has everything; local handles may still run
+    STOPPING = auto()  # no new posts; posted handles run to their end
+    ENDED = auto()
+
+
+MOVES = {
+    Phase.WAITING: {Phase.SENDING, Phase.STOPPING},
+    Phase.SENDING: {Phase.COMMITTED, Phase.STOPPING},
+    Phase.COMMITTED: {Phase.ACKED, Phase.STOPPING},
+    Phase.ACKED: {Phase.ENDED, Phase.STOPPING},
+    Phase.STOPPING: {Phase.ENDED},
+    Phase.ENDED: set(),
+}
+
+
+@dataclass
+class SendRecord:
+    generation: Generation
+    peer: str
+    reservation: Reservation
+    prompt_tokens: int
+    phase: Phase = Phase.WAITING
+    tables: BlockTables = ()
+    hidden_slot: int = 0
+    chunks: list[ChunkSpec] = field(default_factory=list)
+    complete: bool = False  # fact: every chunk of the prompt is in `chunks`
+    posted: set[int] = field(default_factory=set)
+    terminal: set[int] = field(default_factory=set)
+    unsent_bytes: int = 0  # of chunks ordered but not posted
+    error: str | None = None
+    told_at_s: float = 0.0
+    stamps: list[Stamp] = field(default_factory=list)
+
+    def move(self, to: Phase) -> None:
+        if to not in MOVES[self.phase]:
+            raise ProtocolError(f"generation {self.generation}: {self.phase.name} -> {to.name}")
+        self.phase = to
+
+
+class Sender:
+    """Scheduler-side connector of a prefill worker (the SchedulerConnector Protocol)."""
+
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        clock: Clock,
+        *,
+        worker: str,
+        drop_queued: Callable[[Generation], Sequence[int]],
+    ) -> None:
+        """drop_queued: takes back orders that the worker side has not posted yet."""
+        self._geometry = geometry
+        self._clock = clock
+        self._worker = worker
+        self._drop_queued = drop_queued
+        self._records: dict[Generation, SendRecord] = {}
+        self._orders: list[SendOrder] = []
+        self._messages: list[tuple[str, PrefillToDecode]] = []
+        self._events: list[HandoffEvent] = []
+        self._failures: list[tuple[Generation, str]] = []
+        self._stamps: dict[Generation, tuple[Stamp, ...]] = {}
+        self.closed: ClosedGenerations[int] = ClosedGenerations()  # outcome: sequences posted
+        self.late = 0  # messages and results about generations that are not live here
+
+    def open(
+        self, generation: Generation, peer: str, reservation: Reservation, prompt: int
+    ) -> None:
+        """Prefill was accepted: this generation goes to `peer`, `prompt` tokens long."""
+        if generation in self._records or generation in self.closed:
+            raise ProtocolError(f"generation {generation} was opened before")
+        if reservation.cached_tokens >= prompt:
+            raise ProtocolError(f"generation {generation}: nothing is left to compute")
+        for depth, table in enumerate(reservation.tables):
+            if len(table) < self._geometry.plane_blocks(prompt):
+                raise ProtocolError(f"generation {generation}: reservation too short at {depth}")
+        self._records[generation] = SendRecord(generation, peer, reservation, prompt)
+
+    def on_prefill_admitted(
+        self, generation: Generation, tables: BlockTables, hidden_slot: int
+    ) -> None:
+        record = self._records[generation]
+        if record.phase is not Phase.WAITING:  # stopped while it waited
+            return
+        record.tables, record.hidden_slot = tables, hidden_slot
+        record.move(Phase.SENDING)
+        self._stamp(record, "prefill_started")
+
+    def on_ranges_finished(self, ranges: Sequence[FinishedRange]) -> None:
+        for finished in ranges:
+            record = self._records.get(finished.generation)
+            if record is None or record.phase is not Phase.SENDING:
+                self.late += 1
+                continue
+            self._stamp(record, "computed", finished.depth, at_s=finished.at_s)
+            start = max(finished.range.start, record.reservation.cached_tokens)
+            if start < finished.range.stop:
+                self._order(record, finished.depth, TokenRange(start, finished.range.stop))
+            if finished.hidden_ready:
+                unsent = record.unsent_bytes
+                self._stamp(record, "compute_end", num_bytes=unsent, at_s=finished.at_s)
+                last = record.prompt_tokens
+                self._order(record, None, TokenRange(last - 1, last))
+                record.complete = True
+
+    def on_feedback(self, feedback: TransferFeedback) -> None:
+        for post in feedback.posted:
+            if record := self._live(post.generation):
+                self._on_posted(record, post.sequence, post.num_bytes, post.at_s)
+        for sent in feedback.sent:
+            if record := self._live(sent.generation):
+                record.terminal.add(sent.sequence)
+                self._advance(record)
+        for failure in feedback.failed:
+            if record := self._live(failure.generation):
+                self._on_failed(record, failure)
+
+    def on_ack(self, peer: str, generation: Generation) -> None:
+        record = self._records.get(generation)
+        if record is None or record.peer != peer or record.phase is not Phase.COMMITTED:
+            self.late += 1
+            return
+        record.move(Phase.ACKED)
+        self._stamp(record, "acked")
+        self._advance(record)
+
+    def on_stop(self, peer: str, generation: Generation) -> None:
+        """D wants no more. Answered by WriterEnded once drained; at once if nothing was begun."""
+        record = self._records.get(generation)
+        if record is not None and record.peer == peer:
+            self._stop(record, "stopped by the decode worker")
+            return
+        if record is None and generation not in self.closed:
+            # Asked to stop before it began: it must not begin later either.
+            self.closed.close(generation, 0)
+        posted = self.closed.outcome(generation)
+        if posted is None:
+            self.late += 1
+            return
+        self._messages.append((peer, WriterEnded(generation=generation, posted=posted)))
+
+    def cancel(self, generation: Generation) -> None:
+        if record := self._live(generation):
+            self._stop(record, None)
+
+    def on_peer_gone(self, peer: str) -> None:
+        """That decode incarnation is dead: handles to it end with errors, nobody waits for us."""
+        for record in [r for r in self._records.values() if r.peer == peer]:
+            self._stop(record, f"decode worker {peer} is gone")
+
+    def tick(self) -> None:
+        """Repeat what was not answered."""
+        now = self._clock.now_s()
+        for record in self._records.values():
+            if record.phase is Phase.COMMITTED and now - record.told_at_s >= REPEAT_S:
+                self._send_commit(record)
+
+    def take_orders(self) -> list[SendOrder]:
+        orders, self._orders = self._orders, []
+        return orders
+
+    def take_events(self) -> list[HandoffEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def take_messages(self) -> list[tuple[str, PrefillToDecode]]:
+        """(decode incarnation, message) pairs to send, in order."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def take_failures(self) -> list[tuple[Generation, str]]:
+        """Generations whose sending failed while some handle still runs: told early."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def take_stamps(self, generation: Generation) -> tuple[Stamp, ...]:
+        """The whole story of an ended generation, once."""
+        return self._stamps.pop(generation, ())
+
+    def live(self) -> tuple[Generation, ...]:
+        return tuple(self._records)
+
+    def phase(self, generation: Generation) -> Phase | None:
+        record = self._records.get(generation)
+        return record.phase if record else None
+
+    def check(self) -> None:
+        for record in self._records.values():
+            if not record.terminal <= record.posted:
+                raise ProtocolError(f"generation {record.generation}: ended but never posted")
+
+    def _live(self, generation: Generation) -> SendRecord | None:
+        record = self._records.get(generation)
+        if record is None:
+            self.late += 1
+        return record
+
+    def _order(self, record: SendRecord, depth: int | None, positions: TokenRange) -> None:
+        spec = ChunkSpec(len(record.chunks), depth, positions)
+        record.chunks.append(spec)
+        blocks: tuple[int, ...] = ()
+        peer_blocks: tuple[int, ...] = ()
+        if depth is not None:
+            size = self._geometry.block_size
+            covering = slice(positions.start // size, self._geometry.plane_blocks(positions.stop))
+            blocks = record.tables[depth][covering]
+            peer_blocks = record.reservation.tables[depth][covering]
+        record.unsent_bytes += self._chunk_bytes(spec)
+        self._orders.append(
+            SendOrder(
+                generation=record.generation,
+                peer=record.peer,
+                sequence=spec.sequence,
+                depth=depth,
+                range=positions,
+                blocks=blocks,
+                peer_blocks=peer_blocks,
+                hidden_slot=record.hidden_slot,
+                peer_hidden_slot=record.reservation.hidden_slot,
+                allocation=record.reservation.allocation,
+            )
+        )
+
+    def _chunk_bytes(self, spec: ChunkSpec) -> int:
+        if spec.depth is None:
+            return self._geometry.hidden_bytes
+        per_position = self._geometry.num_layers * 2 * self._geometry.position_bytes
+        return per_position * len(spec.range)
+
+    def _on_posted(self, record: SendRecord, sequence: int, num_bytes: int, at_s: float) -> None:
+        record.posted.add(sequence)
+        spec = record.chunks[sequence]
+        record.unsent_bytes -= self._chunk_bytes(spec)
+        name = "hidden_posted" if spec.depth is None else "posted"
+        self._stamp(record, name, spec.depth, num_bytes, at_s)
+        if record.phase is not Phase.SENDING:
+            return
+        chunk = Chunk(
+            generation=record.generation,
+            sequence=sequence,
+            depth=spec.depth,
+            range=spec.range,
+        )
+        self._messages.append((record.peer, chunk))
+        if record.complete and len(record.posted) == len(record.chunks):
+            record.move(Phase.COMMITTED)
+            self._stamp(record, "committed")
+            self._send_commit(record)
+
+    def _send_commit(self, record: SendRecord) -> None:
+        record.told_at_s = self._clock.now_s()
+        commit = Commit(
+            generation=record.generation,
+            allocation=record.reservation.allocation,
+            chunks=tuple(record.chunks),
+            stamps=tuple(record.stamps),
+        )
+        self._messages.append((record.peer, commit))
+
+    def _on_failed(self, record: SendRecord, failure: SendFailure) -> None:
+        record.posted.add(failure.sequence)  # it may have written something: D must not forget it
+        if failure.terminal:
+            record.terminal.add(failure.sequence)
+        if record.error is None:
+            self._failures.append((record.generation, failure.reason))
+        self._stop(record, failure.reason)
+
+    def _stop(self, record: SendRecord, error: str | None) -> None:
+        if record.phase not in (Phase.STOPPING, Phase.ENDED):
+            record.error = error
+            record.move(Phase.STOPPING)
+            self._orders = [o for o in self._orders if o.generation != record.generation]
+            self._drop_queued(record.generation)
+        self._advance(record)
+
+    def _advance(self, record: SendRecord) -> None:
+        """End the record once nothing can still read its blocks."""
+        if record.phase not in (Phase.ACKED, Phase.STOPPING) or record.terminal != record.posted:
+            return
+        if record.phase is Phase.STOPPING:
+            ended = WriterEnded(generation=record.generation, posted=len(record.posted))
+            self._messages.append((record.peer, ended))
+        self._stamp(record, "send_ended")
+        record.move(Phase.ENDED)
+        del self._records[record.generation]
+        self.closed.close(record.generation, len(record.posted))
+        self._stamps[record.generation] = tuple(record.stamps)
+        self._events.append(SendEnded(record.generation, record.error))
+
+    def _stamp(
+        self,
+        record: SendRecord,
+        event: str,
+        depth: int | None = None,
+        num_bytes: int | None = None,
+        at_s: float | None = None,
+    ) -> None:
+        at = self._clock.wall_s() if at_s is None else at_s
+        record.stamps.append(Stamp(event, at, self._worker, depth, num_bytes))

@@ -1,0 +1,146 @@
+"""P's side of its pairs: one dialled socket per decode worker, and the exchange that opens it.
+
+Owns the sockets to decode workers. A pair is ready once both sides know each other's pool and the
+worker connector holds the peer; until then nothing is sent to it and the coordinator is not told.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..connector.channel import DealerChannel
+from ..connector.geometry import PoolDescription, check_compatible
+from ..connector.messages import (
+    Ack,
+    DecodeToPrefill,
+    PairClosed,
+    PairHello,
+    PairReady,
+    PairRefused,
+    PairWelcome,
+    Peer,
+    PrefillToDecode,
+    Stop,
+)
+from ..connector.worker_connector import NixlWorkerConnector
+from ..runtime.errors import RltError
+
+logger = logging.getLogger(__name__)
+
+REPEAT_S = 0.5  # an unanswered PairHello is sent again after this
+
+
+class Pair:
+    """One decode worker, dialled."""
+
+    def __init__(self, peer: Peer, channel: DealerChannel[DecodeToPrefill, PrefillToDecode]) -> None:
+        self.peer = peer
+        self.channel = channel
+        self.answered = False
+        self.ready = False
+
+
+class PairBook:
+    def __init__(
+        self,
+        hello: Callable[[], PairHello],
+        pool: PoolDescription,
+        connector: NixlWorkerConnector,
+        *,
+        incarnation: str,
+        on_message: Callable[[str, Ack | Stop], None],
+        report: Callable[[PairReady | PairClosed], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hello = hello
+        self._pool = pool
+        self._connector = connector
+        self._incarnation = incarnation
+        self._on_message = on_message
+        self._report = report
+        self._pairs: dict[str, Pair] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def update(self, peers: tuple[Peer, ...]) -> list[str]:
+        """Dial new decode workers; drop and return those that are gone."""
+        known = {peer.incarnation for peer in peers}
+        gone = [incarnation for incarnation in self._pairs if incarnation not in known]
+        for incarnation in gone:
+            self._drop(incarnation)
+        for peer in peers:
+            if peer.incarnation not in self._pairs:
+                self._dial(peer)
+        return gone
+
+    def ready(self, incarnation: str) -> bool:
+        pair = self._pairs.get(incarnation)
+        return pair is not None and pair.ready
+
+    def send(self, incarnation: str, message: PrefillToDecode) -> None:
+        if pair := self._pairs.get(incarnation):
+            pair.channel.send(message)
+
+    def count(self) -> int:
+        return sum(pair.ready for pair in self._pairs.values())
+
+    def malformed(self) -> int:
+        return sum(pair.channel.malformed for pair in self._pairs.values())
+
+    def close(self) -> None:
+        for incarnation in list(self._pairs):
+            self._drop(incarnation)
+
+    def _dial(self, peer: Peer) -> None:
+        channel: DealerChannel[DecodeToPrefill, PrefillToDecode] = DealerChannel(
+            DecodeToPrefill,
+            lambda message: self._handle(peer.incarnation, message),
+            identity=self._incarnation.encode(),
+        )
+        channel.connect(peer.endpoint)
+        self._pairs[peer.incarnation] = Pair(peer, channel)
+        self._say_hello(peer.incarnation)
+
+    def _say_hello(self, incarnation: str) -> None:
+        pair = self._pairs[incarnation]
+        if not pair.answered:
+            pair.channel.send(self._hello())
+            self._timers[incarnation] = self._loop.call_later(
+                REPEAT_S, self._say_hello, incarnation
+            )
+
+    def _handle(self, incarnation: str, message: DecodeToPrefill) -> None:
+        match message:
+            case PairWelcome():
+                self._welcomed(incarnation, message)
+            case PairRefused():
+                self._refused(incarnation, message.reason)
+            case Ack() | Stop():
+                self._on_message(incarnation, message)
+
+    def _welcomed(self, incarnation: str, welcome: PairWelcome) -> None:
+        pair = self._pairs[incarnation]
+        if pair.answered:
+            return
+        try:
+            check_compatible(self._pool, welcome.pool)
+            self._connector.add_peer(incarnation, welcome.agent_metadata, welcome.pool)
+        except RltError as error:
+            self._refused(incarnation, str(error))
+            return
+        pair.answered = pair.ready = True
+        logger.info("pair with %s is ready", pair.peer.worker)
+        self._report(PairReady(decode=incarnation))
+
+    def _refused(self, incarnation: str, reason: str) -> None:
+        pair = self._pairs[incarnation]
+        pair.answered = True
+        logger.error("pair with %s is refused: %s", pair.peer.worker, reason)
+        self._report(PairClosed(decode=incarnation, reason=reason, refused=True))
+
+    def _drop(self, incarnation: str) -> None:
+        pair = self._pairs.pop(incarnation)
+        if timer := self._timers.pop(incarnation, None):
+            timer.cancel()
+        pair.channel.close()
+        if pair.ready:
+            self._connector.remove_peer(incarnation)
