@@ -383,6 +383,7 @@ class Handoff:
         self.clock = ManualClock()
         self.queued: list[SendOrder] = []
         self.flying: list[SendOrder] = []
+        self.facts: list[Callable[[], None]] = []  # notifications and completions on their way
         self.used_after_end = False
         self.to_d: list[object] = []
         self.to_p: list[object] = []
@@ -414,7 +415,7 @@ class Handoff:
         self.p.check()
 
     def step(self, lossy: bool) -> None:
-        action = self.random.choice(["pass", "post", "land", "to_d", "to_p", "time"])
+        action = self.random.choice(["pass", "post", "land", "learn", "to_d", "to_p", "time"])
         if action == "pass" and self.passes:
             self.p.on_ranges_finished([self.passes.pop(0)])
         elif action == "post" and self.queued:
@@ -425,13 +426,10 @@ class Handoff:
         elif action == "land" and self.flying:
             order = self.flying.pop(self.random.randrange(len(self.flying)))
             self.used_after_end |= bool(self.d_events or self.p_events)
-            steps = [
-                lambda: self.d.on_feedback(arrived(order.sequence)),
-                lambda: self.p.on_feedback(sent(order.sequence)),
-            ]
-            self.random.shuffle(steps)
-            for step in steps:
-                step()
+            self.facts.append(lambda: self.d.on_feedback(arrived(order.sequence)))
+            self.facts.append(lambda: self.p.on_feedback(sent(order.sequence)))
+        elif action == "learn" and self.facts:
+            self.facts.pop(self.random.randrange(len(self.facts)))()
         elif action == "to_d":
             self._deliver(self.to_d, lossy, to_d=True)
         elif action == "to_p":
