@@ -1,0 +1,127 @@
+"""Checks what a user asked against a model and a pool, and fills in every default.
+
+Pure and shared by the local engine and the coordinator, so that both refuse the same requests with
+the same words. Every refusal names the field, the value and what is allowed.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from .errors import InvalidRequest, TooLong
+from .interfaces import GenerateRequest
+from .types import (
+    EngineRequest,
+    ExitParams,
+    ExitSettings,
+    Generation,
+    ModelDescription,
+    SamplingParams,
+)
+
+DEFAULT_MIN_LOOPS = 2
+MAX_LOGPROBS = 20
+MAX_SEED = 2**63 - 1
+
+
+def resolve_request(
+    request: GenerateRequest,
+    prompt: Sequence[int],
+    *,
+    generation: Generation,
+    seed: int,
+    model: ModelDescription,
+    pool_tokens: int | None = None,
+) -> EngineRequest:
+    """The request as an engine is given it. Raises InvalidRequest or TooLong.
+
+    prompt: its token IDs, whatever form it came in. seed: used where the request has none.
+    pool_tokens: positions that one request may take of the KV pool, None for no bound.
+    """
+    tokens = _checked_prompt(prompt, model)
+    sampling = _checked_sampling(request.sampling, seed, model)
+    resolved = EngineRequest(
+        generation=generation,
+        prompt=tokens,
+        sampling=sampling,
+        exit=_resolved_exit(request.exit, model),
+    )
+    _check_length(resolved, model, pool_tokens)
+    if request.deadline_s is not None:
+        _number("deadline_s", request.deadline_s, 0.0, None)
+    return resolved
+
+
+def _checked_prompt(prompt: Sequence[int], model: ModelDescription) -> tuple[int, ...]:
+    if not prompt:
+        raise InvalidRequest("the prompt is empty; give at least one token")
+    for index, token in enumerate(prompt):
+        _whole(f"prompt_token_ids[{index}]", token, 0, model.vocab_size - 1)
+    return tuple(prompt)
+
+
+def _checked_sampling(
+    sampling: SamplingParams, seed: int, model: ModelDescription
+) -> SamplingParams:
+    _whole("sampling.max_tokens", sampling.max_tokens, 1, None)
+    _number("sampling.temperature", sampling.temperature, 0.0, None)
+    _whole("sampling.top_k", sampling.top_k, 0, None)
+    _number("sampling.top_p", sampling.top_p, 0.0, 1.0)
+    if sampling.top_p == 0.0:
+        raise InvalidRequest("sampling.top_p is 0.0; it must be above 0 and at most 1")
+    if sampling.logprobs is not None:
+        _whole("sampling.logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
+    for index, token in enumerate(sampling.stop_token_ids):
+        _whole(f"sampling.stop_token_ids[{index}]", token, 0, model.vocab_size - 1)
+    if sampling.seed is None:
+        return msgspec.structs.replace(sampling, seed=seed)
+    _whole("sampling.seed", sampling.seed, 0, MAX_SEED)
+    return sampling
+
+
+def _resolved_exit(asked: ExitParams, model: ModelDescription) -> ExitSettings:
+    threshold, loops = asked.exit_threshold, model.num_loops
+    if threshold is None:
+        threshold = model.default_exit_threshold
+    _number("exit.exit_threshold", threshold, 0.0, 1.0)
+    max_loops = loops if asked.max_loops is None else asked.max_loops
+    _whole("exit.max_loops", max_loops, 1, loops)
+    min_loops = asked.min_loops
+    if min_loops is None:
+        min_loops = min(DEFAULT_MIN_LOOPS, max_loops)
+    _whole("exit.min_loops", min_loops, 1, loops)
+    if min_loops > max_loops:
+        raise InvalidRequest(
+            f"exit.min_loops is {min_loops} and exit.max_loops is {max_loops}; "
+            "min_loops must not be above max_loops"
+        )
+    return ExitSettings(float(threshold), min_loops, max_loops)
+
+
+def _check_length(request: EngineRequest, model: ModelDescription, pool_tokens: int | None) -> None:
+    prompt, output = len(request.prompt), request.sampling.max_tokens
+    need = request.capacity_tokens
+    asked = f"{prompt} prompt tokens and sampling.max_tokens {output} need {need} positions"
+    if need > model.max_positions:
+        raise TooLong(f"{asked}; the model has {model.max_positions}")
+    if pool_tokens is not None and need > pool_tokens:
+        raise TooLong(f"{asked}; the KV pool holds {pool_tokens} of one request")
+
+
+def _whole(field: str, value: object, low: int, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{field} is {value!r}; it must be a whole number")
+    if value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{field} is {value}; it must be {_range(low, high)}")
+
+
+def _number(field: str, value: object, low: float, high: float | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{field} is {value!r}; it must be a number")
+    if not math.isfinite(value) or value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{field} is {value}; it must be {_range(low, high)}")
+
+
+def _range(low: float, high: float | None) -> str:
+    return f"at least {low}" if high is None else f"from {low} to {high}"
