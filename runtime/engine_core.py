@@ -5,7 +5,7 @@ step(): results in, transfers heard, next pass submitted, and only then new WRIT
 the compute thread never waits for a transfer.
 """
 
-from .errors import Overloaded, ProtocolError, TooLong
+from .errors import ProtocolError
 from .events import EngineEvent, Refuse, Reservation, Wait
 from .interfaces import Clock, Executor, SchedulerConnector, WorkerConnector
 from .kv_manager import KVManager
@@ -46,17 +46,12 @@ class EngineCore:
         """Queue a request that is computed and decoded here. Raises TooLong or Overloaded."""
         self._scheduler.add(request, Role.LOCAL)
 
-    def add_prefill(self, request: EngineRequest) -> Refuse | None:
-        """P: queue a prompt that will be sent; None when queued, also if it was before."""
+    def add_prefill(self, request: EngineRequest) -> None:
+        """P: queue a prompt that will be sent; nothing more if it is live. Raises as add_local."""
         if self._connector is None:
             raise ProtocolError("this engine has no connector to send a prompt with")
-        if request.generation in self._scheduler.live():
-            return None
-        try:
+        if request.generation not in self._scheduler.live():
             self._scheduler.add(request, Role.PREFILL)
-        except (TooLong, Overloaded) as error:
-            return Refuse(error.code, str(error))
-        return None
 
     def reserve(self, request: EngineRequest) -> Reservation | Wait | Refuse:
         """D: blocks for prompt and output, and a receive slot. The same answer if asked again."""
@@ -128,7 +123,8 @@ class EngineCore:
         self._scheduler.check()
 
     def shutdown(self) -> None:
-        """Transfers end before the memory that they touch goes away. Idempotent."""
-        if self._transfers is not None:
-            self._transfers.close()
+        """End the compute thread; what is live stays unfinished. Idempotent.
+
+        The connectors are closed by whoever made them.
+        """
         self._executor.shutdown()

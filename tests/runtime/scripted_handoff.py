@@ -127,7 +127,7 @@ class Pair:
         if isinstance(answer, Reservation):
             self._prompts[request.generation] = len(request.prompt)
             self.prefill.connector.targets[request.generation] = answer
-            assert self.prefill.core.add_prefill(request) is None
+            self.prefill.core.add_prefill(request)
         return answer
 
     def deliver(self, index: int = 0) -> None:

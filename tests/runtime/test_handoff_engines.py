@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlt.runtime.errors import TooLong
 from rlt.runtime.events import (
     Activated,
     PrefillFinished,
@@ -111,11 +112,10 @@ def test_reserve_says_wait_when_full_and_refuses_what_can_never_fit(pair: Pair) 
 
 
 def test_p_takes_blocks_for_the_prompt_alone(pair: Pair) -> None:
-    refused = pair.prefill.core.add_prefill(engine_request(2, range(1, 30)))
-    assert refused is not None and refused.code == "too_long"
-    pair.prefill.connector.targets.clear()
-    assert pair.prefill.core.add_prefill(engine_request(1, (1, 2, 3), max_tokens=60)) is None
-    assert pair.prefill.core.add_prefill(engine_request(1, (1, 2, 3), max_tokens=60)) is None
+    with pytest.raises(TooLong):
+        pair.prefill.core.add_prefill(engine_request(2, range(1, 30)))
+    pair.prefill.core.add_prefill(engine_request(1, (1, 2, 3), max_tokens=60))
+    pair.prefill.core.add_prefill(engine_request(1, (1, 2, 3), max_tokens=60))
     pair.prefill.step()
     assert pair.prefill.core.statistics()["blocks_free"] == 40 - 2 * 4
 
