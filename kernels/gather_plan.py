@@ -43,13 +43,15 @@ def plan_groups(
     tables: Ints,
     block_size: int,
     block_rows: int,
+    most_positions: int,
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[GatherGroup]:
     members = [
         part
         for length in np.unique(query_lengths)
-        for part in _split_by_padding(np.flatnonzero(query_lengths == length), kv_lengths)
+        for padded in _split_by_padding(np.flatnonzero(query_lengths == length), kv_lengths)
+        for part in _split_by_size(padded, kv_lengths, most_positions)
     ]
     first_query = np.cumsum(query_lengths) - query_lengths
     groups = []
@@ -94,6 +96,12 @@ def _split_by_padding(chosen: Ints, kv_lengths: Ints) -> list[Ints]:
             parts.append([index])
             longest = total = length
     return [np.array(part, dtype=np.int64) for part in parts]
+
+
+def _split_by_size(chosen: Ints, kv_lengths: Ints, most_positions: int) -> list[Ints]:
+    """Cut a part so that one gather stays within the scratch buffer, or is a single segment."""
+    count = max(1, most_positions // int(kv_lengths[chosen].max()))
+    return [chosen[start : start + count] for start in range(0, len(chosen), count)]
 
 
 def _padding_is_small(longest: int, count: int, total: int) -> bool:

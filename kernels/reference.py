@@ -4,10 +4,12 @@ The pool is kv: [num_blocks, layers, K|V, block_size, kv_heads, head_dim], conti
 memory. Reads only positions below a segment's kv_length, whatever stands behind them.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .gather_plan import GatherGroup
+from .scratch import GatherScratch
 from .segments import Segments
 
 
@@ -26,11 +28,15 @@ def paged_attention(query: Tensor, kv: Tensor, layer: int, segments: Segments) -
     pool = _layer_rows(kv, layer)
     groups = segments.groups
     if len(groups) == 1:
-        return _attend(query, pool, kv.shape[4], groups[0]).reshape(query.shape[0], -1)
+        return _attend(query, pool, kv.shape[4], groups[0], segments.scratch).reshape(
+            query.shape[0], -1
+        )
     out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
     for group in groups:
         assert group.queries is not None
-        part = _attend(query.index_select(0, group.queries), pool, kv.shape[4], group)
+        part = _attend(
+            query.index_select(0, group.queries), pool, kv.shape[4], group, segments.scratch
+        )
         out.index_copy_(0, group.queries, part.reshape(len(group.queries), -1))
     return out
 
@@ -64,13 +70,17 @@ def _layer_rows(kv: Tensor, layer: int) -> Tensor:
     return kv.view(-1, kv.shape[4] * kv.shape[5])[layer * 2 * kv.shape[3] :]
 
 
-def _attend(query: Tensor, pool: Tensor, kv_heads: int, group: GatherGroup) -> Tensor:
+def _attend(
+    query: Tensor, pool: Tensor, kv_heads: int, group: GatherGroup, scratch: GatherScratch
+) -> Tensor:
     """-> [segments, query_length, heads, head_dim]. Query heads that share a KV head become more
     query positions of that head, so K and V are never repeated."""
     segments, length = group.segments, group.query_length
     head_dim = query.shape[-1]
     share = query.shape[1] // kv_heads
-    both = pool.index_select(0, group.rows).view(2, segments, group.kv_length, kv_heads, head_dim)
+    gathered = scratch.rows(len(group.rows), pool)
+    torch.index_select(pool, 0, group.rows, out=gathered)
+    both = gathered.view(2, segments, group.kv_length, kv_heads, head_dim)
     keys, values = both.transpose(2, 3).unbind(0)
     split = query.view(segments, length, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
     mask = group.mask

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .gather_plan import GatherGroup, plan_groups
+from .scratch import KEEP_BYTES, GatherScratch
 
 Ints = NDArray[np.int64]
 
@@ -24,6 +25,7 @@ class PoolShape:
 
     layers: int
     block_size: int
+    position_bytes: int  # one position's K (or V) in one layer
 
     @property
     def block_rows(self) -> int:
@@ -51,6 +53,7 @@ class Segments:
     shape: PoolShape
     device: torch.device
     dtype: torch.dtype
+    scratch: GatherScratch = field(default_factory=GatherScratch)
     _tables: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +108,7 @@ class Segments:
             tables=self._tables,
             block_size=self.shape.block_size,
             block_rows=self.shape.block_rows,
+            most_positions=KEEP_BYTES // (2 * self.shape.position_bytes),
             device=self.device,
             dtype=self.dtype,
         )

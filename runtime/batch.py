@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.scratch import GatherScratch
 from ..kernels.segments import PoolShape, Segment, Segments
 from .plans import FinalizeRow, LoopRow, PrefillRow
 from .types import KVGeometry
@@ -18,15 +19,25 @@ def build_segments(
     loops: Sequence[LoopRow],
     geometry: KVGeometry,
     like: Tensor,
+    scratch: GatherScratch,
 ) -> Segments:
     """like: a tensor whose device and dtype the queries will have."""
     prompts = [Segment(len(row.range), row.range.stop, row.blocks) for row in prefill]
     decodes = [Segment(1, row.position + 1, row.blocks) for row in loops]
     return Segments(
         items=[*prompts, *decodes],
-        shape=PoolShape(layers=geometry.num_layers, block_size=geometry.block_size),
+        shape=pool_shape(geometry),
         device=like.device,
         dtype=like.dtype,
+        scratch=scratch,
+    )
+
+
+def pool_shape(geometry: KVGeometry) -> PoolShape:
+    return PoolShape(
+        layers=geometry.num_layers,
+        block_size=geometry.block_size,
+        position_bytes=geometry.position_bytes,
     )
 
 

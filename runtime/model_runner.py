@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.reference import finalize, gather_rows, scatter_rows
+from ..kernels.scratch import GatherScratch
 from .batch import build_segments, finalize_indices, integers
 from .errors import InvariantBroken
 from .interfaces import Clock
@@ -38,6 +39,7 @@ class ModelRunner:
         self._model = model
         self._storage = storage
         self._clock = clock
+        self._scratch = GatherScratch()
         self._chunks: dict[Generation, Tensor] = {}  # [positions, hidden_size] after the last loop
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -93,7 +95,7 @@ class ModelRunner:
         if loops:
             inputs.append(gather_rows(hidden, slots))
         flat = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
-        segments = build_segments(prefill, loops, self._storage.geometry, hidden)
+        segments = build_segments(prefill, loops, self._storage.geometry, hidden, self._scratch)
         out = self._model.loop(flat, self._storage.kv, segments)
         start = 0
         for row in prefill:

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ..kernels.segments import PoolShape, Segment, Segments
+from ..kernels.segments import Segment, Segments
+from .batch import pool_shape
 from .config import EngineConfig
 from .errors import ConfigError
 from .interfaces import Clock
@@ -96,8 +97,9 @@ class Worker:
         """Run every kind of work once on scratch memory, so that the first request does not pay."""
         storage, model = self.parts.storage, self.parts.model
         scratch = torch.zeros_like(storage.kv[:1])
-        shape = PoolShape(storage.geometry.num_layers, storage.geometry.block_size)
-        segments = Segments([Segment(1, 1, (0,))], shape, scratch.device, scratch.dtype)
+        segments = Segments(
+            [Segment(1, 1, (0,))], pool_shape(storage.geometry), scratch.device, scratch.dtype
+        )
         with torch.inference_mode():
             hidden = model.embed(torch.zeros(1, dtype=torch.int64, device=scratch.device))
             hidden = model.loop(hidden, scratch, segments)
