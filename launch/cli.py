@@ -19,7 +19,7 @@ from .arrival import FileArrival
 from .console import Console
 from .notice import ExitNotices
 from .options import COORDINATOR, TABLE
-from .parser import build_parser, values_for
+from .parser import build_parser, spell_options, values_for
 from .processes import coordinator_process, default_threads, worker_process
 from .runtime_dir import default_base, service_dir
 from .supervisor import Supervisor
@@ -40,7 +40,7 @@ def named_errors(run: Callable[[], int]) -> int:
     try:
         return run()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {spell_options(str(error), TABLE)}", file=sys.stderr)
         return BAD_OPTION
     except RltError as error:
         print(f"error: {error}", file=sys.stderr)

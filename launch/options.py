@@ -178,14 +178,6 @@ _TRANSFERS = (
         unit="seconds",
         help="longest time that one KV transfer may take",
     ),
-    Option(
-        flag="--max-quarantined-fraction",
-        commands=BOTH,
-        sets=(WorkerConfig, "max_quarantined_fraction"),
-        parse=number(0, above=True, maximum=1),
-        unit="fraction",
-        help="share of a pool that may be withdrawn before the worker calls itself unhealthy",
-    ),
 )
 
 _ADDRESSES = (

@@ -5,6 +5,7 @@ Owns how an option is shown, read and refused. Knows no option by name.
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,3 +149,12 @@ def values_for(
         if option.sets is not None and option.sets[0] is record
         if hasattr(arguments, option.attribute)
     }
+
+
+def spell_options(message: str, table: Mapping[str, Sequence[Option]]) -> str:
+    """A config record's complaint, with its fields named as the command line names them."""
+    for options in table.values():
+        for option in options:
+            if option.sets is not None and "_" in option.sets[1]:
+                message = re.sub(rf"(?<![-\w]){option.sets[1]}\b", option.flag, message)
+    return message

@@ -7,7 +7,6 @@ never loads a model. When run() returns, every child has ended and been reaped.
 import os
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,10 +16,10 @@ from typing import Protocol
 
 from .children import Child, ChildSpec
 from .console import Console
+from .signals import SignalPipe
 
 KILLED_BY_SECOND_SIGNAL = 130
 FAILED = 1
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Phase(Enum):
@@ -85,7 +84,7 @@ class Supervisor:
         """The exit code for the whole."""
         with ExitStack() as stack:
             stack.callback(self._selector.close)
-            self._watch(stack.enter_context(_SignalPipe()), self._take_signals)
+            self._watch(stack.enter_context(SignalPipe()), self._take_signals)
             if self._ready is not None:
                 self._watch(self._ready, self._check_ready)
             stack.callback(self._end_all)
@@ -160,7 +159,7 @@ class Supervisor:
             self._console.say(f"{child.name} {_words(status)}")
         self._terminate()
 
-    def _take_signals(self, pipe: "_SignalPipe") -> None:
+    def _take_signals(self, pipe: SignalPipe) -> None:
         for number in pipe.read():
             self._console.say(f"got {signal.Signals(number).name}")
             if self._phase is Phase.STARTING:
@@ -213,28 +212,3 @@ class Supervisor:
 
 def _words(status: int) -> str:
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
-
-
-class _SignalPipe:
-    """Stop signals as bytes of a socket, so that one selector hears of everything."""
-
-    def __enter__(self) -> "_SignalPipe":
-        self._reading, self._writing = socket.socketpair()
-        self._reading.setblocking(False)
-        self._writing.setblocking(False)
-        self._before = signal.set_wakeup_fd(self._writing.fileno())
-        self._handlers = {s: signal.signal(s, lambda *_: None) for s in STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._before)
-        self._reading.close()
-        self._writing.close()
-
-    def fileno(self) -> int:
-        return self._reading.fileno()
-
-    def read(self) -> list[int]:
-        return [number for number in self._reading.recv(64) if number in STOP_SIGNALS]

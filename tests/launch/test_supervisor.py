@@ -86,7 +86,7 @@ def test_a_killed_supervisor_leaves_no_child_and_the_next_one_removes_its_folder
         pids = [_pid(process, "main"), _pid(process, "worker")]
         wait_line(process, "READY")
         process.kill()
-        assert all([wait_gone(pid) for pid in pids])
+        assert all(wait_gone(pid) for pid in pids)
     (left,) = tmp_path.glob("s-*")
     with supervised({"main": SERVE}, tmp_path) as process:
         wait_line(process, "READY")
