@@ -185,7 +185,6 @@ _ADDRESSES = (
         flag="--listen",
         commands=ONLY_COORDINATOR,
         sets=(CoordinatorConfig, "client_endpoints"),
-        default=None,
         parse=endpoint,
         repeat=True,
         shown="a socket in the service's runtime folder",

@@ -123,7 +123,7 @@ def _add(group: Any, option: Option) -> None:
     group.add_argument(
         option.flag,
         type=option.parse,
-        default=default,
+        default=None if option.repeat else default,
         choices=option.choices or None,
         required=option.required,
         action="append" if option.repeat else "store",
