@@ -352,7 +352,16 @@ class Shutdown(Message, tag="shutdown"):
 
 
 CoordinatorToWorker = (
-    Welcome | RegisterRefused | Peers | Reserve | Prefill | Cancel | Confirm | Resend | Shutdown
+    Welcome
+    | RegisterRefused
+    | Peers
+    | HeartbeatAnswer
+    | Reserve
+    | Prefill
+    | Cancel
+    | Confirm
+    | Resend
+    | Shutdown
 )
 
 

@@ -72,6 +72,18 @@ class TransferFailed(RequestError):
     code = "transfer_failed"
 
 
+class SlowClient(RequestError):
+    """The client did not take its output for so long that the service gave its requests up."""
+
+    code = "slow_client"
+
+
+class ShuttingDown(RequestError):
+    """The service is stopping and takes no more requests."""
+
+    code = "shutting_down"
+
+
 class PassFailed(RequestError):
     """The device failed a pass that computed this request."""
 

@@ -1,0 +1,275 @@
+"""Every live attempt: its asks, its credits, and the order in which its legs are let go.
+
+Owns attempts from their first Reserve until both workers have let go. Decides nothing about
+requests: what an attempt meets is reported to its owner. A leg is settled exactly once.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, Protocol, assert_never
+
+import msgspec
+
+from ..connector.asks import AskBook
+from ..connector.messages import (
+    Cancel,
+    CoordinatorToWorker,
+    OutputRow,
+    Prefill,
+    Resend,
+    Reserve,
+)
+from ..runtime.errors import InvariantBroken
+from ..runtime.events import Reservation
+from ..runtime.types import EngineRequest, Generation
+from .attempt import Attempt, Leg, Phase
+from .credits import Books
+from .effects import Effect, SendWorker
+from .request import Request
+from .router import Need, Pair
+
+RESENDS_AFTER_RELEASE = 3  # D has let go although output is missing: so often it is asked again
+
+
+class AskKind(Enum):
+    RESERVE = "reserve"
+    PREFILL = "prefill"
+    RESEND = "resend"
+    CANCEL_PREFILL = "cancel prefill"
+    CANCEL_DECODE = "cancel decode"
+
+
+class Ask(NamedTuple):
+    kind: AskKind
+    generation: Generation
+
+
+class AttemptOwner(Protocol):
+    """Hears what becomes of attempts. Called once per ending of a live attempt."""
+
+    def attempt_failed(self, attempt: Attempt, code: str, error: str) -> None: ...
+    def attempt_refused(self, attempt: Attempt, leg: Leg, code: str, reason: str) -> None: ...
+    def attempt_output(self, attempt: Attempt, row: OutputRow) -> None: ...
+
+
+class Attempts:
+    def __init__(self, owner: AttemptOwner, books: Books, emit: Callable[[Effect], None]) -> None:
+        self._owner = owner
+        self._books = books
+        self._emit = emit
+        self._live: dict[Generation, Attempt] = {}
+        self._at: dict[str, dict[Generation, Attempt]] = {}  # by worker, legs not yet settled
+        self._reservations: dict[Generation, Reservation] = {}
+        self._asks: AskBook[Ask] = AskBook()
+
+    def start(
+        self, request: Request, engine_request: EngineRequest, pair: Pair, need: Need, mono_s: float
+    ) -> Attempt:
+        """Take credits of both workers and ask D to reserve."""
+        generation = engine_request.generation
+        attempt = Attempt(
+            generation=generation,
+            request=request,
+            engine_request=engine_request,
+            prefill=Leg("prefill", pair.prefill),
+            decode=Leg("decode", pair.decode, asked=True),
+        )
+        self._live[generation] = attempt
+        for leg, credit in ((attempt.prefill, need.prefill), (attempt.decode, need.decode)):
+            self._books.take(leg.worker, generation, credit)
+            self._at.setdefault(leg.worker, {})[generation] = attempt
+        self._ask(Ask(AskKind.RESERVE, generation), mono_s)
+        return attempt
+
+    def reserved(self, attempt: Attempt, reservation: Reservation, mono_s: float) -> None:
+        """D has promised its blocks: P may start."""
+        self._asks.answered(Ask(AskKind.RESERVE, attempt.generation))
+        attempt.move(Phase.STARTING)
+        attempt.must_wait = False
+        attempt.prefill.asked = True
+        self._reservations[attempt.generation] = reservation
+        self._ask(Ask(AskKind.PREFILL, attempt.generation), mono_s)
+
+    def prefill_accepted(self, attempt: Attempt) -> None:
+        self._asks.answered(Ask(AskKind.PREFILL, attempt.generation))
+        attempt.move(Phase.RUNNING)
+
+    def computed(self, attempt: Attempt) -> None:
+        """P's compute credit returns; its blocks stay until it lets go."""
+        attempt.computed = True
+        credit = self._books.credit(attempt.prefill.worker, attempt.generation)
+        keep = msgspec.structs.replace(credit, compute_tokens=0)
+        self._books.shrink(attempt.prefill.worker, attempt.generation, keep)
+
+    def activated(self, attempt: Attempt) -> None:
+        """D's receive slot returns; its blocks stay until it lets go."""
+        attempt.activated = attempt.received = True
+        credit = self._books.credit(attempt.decode.worker, attempt.generation)
+        keep = msgspec.structs.replace(credit, receive_slots=0)
+        self._books.shrink(attempt.decode.worker, attempt.generation, keep)
+
+    def ask_resend(self, attempt: Attempt, mono_s: float) -> None:
+        self._ask(Ask(AskKind.RESEND, attempt.generation), mono_s)
+
+    def gap_closed(self, attempt: Attempt) -> None:
+        self._asks.answered(Ask(AskKind.RESEND, attempt.generation))
+
+    def finish(self, attempt: Attempt) -> None:
+        """The whole output arrived: nothing more is asked, the legs let go by themselves."""
+        attempt.move(Phase.FINISHED)
+        self._drop_asks(attempt)
+        if attempt.writer_never_started:
+            raise InvariantBroken(f"generation {attempt.generation} finished without a prefill")
+        self._forget_if_over(attempt)
+
+    def cancel(self, attempt: Attempt, mono_s: float) -> None:
+        """Ask each leg that has not let go to do so. Without effect unless the attempt is live."""
+        if not attempt.live:
+            return
+        attempt.move(Phase.CANCELLING)
+        self._drop_asks(attempt)
+        for leg in attempt.legs:
+            if not leg.asked:
+                self._settle(attempt, leg)
+            elif not leg.released:
+                self._ask(Ask(_CANCEL[leg.role], attempt.generation), mono_s)
+        self._forget_if_over(attempt)
+
+    def leg_released(self, attempt: Attempt, leg: Leg, mono_s: float) -> None:
+        """The worker holds nothing any more (it said so, or no longer lists the generation)."""
+        if leg.released:
+            return
+        self._settle(attempt, leg)
+        if attempt.live:
+            self._released_early(attempt, leg, mono_s)
+        self._forget_if_over(attempt)
+        if leg.role == "decode":
+            self._wake_waiting(leg.worker)
+
+    def _released_early(self, attempt: Attempt, leg: Leg, mono_s: float) -> None:
+        if leg.role == "decode" and attempt.received:
+            self.ask_resend(attempt, mono_s)  # its last output may have been lost on the way
+        elif leg.role == "decode" or not (attempt.computed or attempt.received):
+            reason = f"the {leg.role} worker dropped the request without giving a reason"
+            self._owner.attempt_failed(attempt, "worker_lost", reason)
+
+    def leg_lost(self, attempt: Attempt, leg: Leg, error: str) -> None:
+        """The worker is gone for good. A request whose prompt D holds does not need P any more."""
+        self._settle(attempt, leg)
+        if attempt.live and not (leg.role == "prefill" and attempt.received):
+            self._owner.attempt_failed(attempt, "worker_lost", error)
+        self._forget_if_over(attempt)
+
+    def refused(self, attempt: Attempt, leg: Leg, code: str, reason: str) -> None:
+        """The worker holds nothing of this generation and never will."""
+        self._settle(attempt, leg)
+        if attempt.live:
+            self._owner.attempt_refused(attempt, leg, code, reason)
+        self._forget_if_over(attempt)
+
+    def repeat(self, mono_s: float) -> None:
+        """Ask again what has not been answered in time."""
+        for ask in self._asks.due(mono_s):
+            attempt = self._live[ask.generation]
+            tries = self._asks.tries(ask)
+            given_up = attempt.decode.released and tries > RESENDS_AFTER_RELEASE
+            if ask.kind is AskKind.RESEND and given_up:
+                error = "the decode worker let go before all of its output had arrived"
+                self._owner.attempt_failed(attempt, "worker_lost", error)
+            else:
+                self._send(ask)
+
+    def _wake_waiting(self, worker: str) -> None:
+        for attempt in list(self._at.get(worker, {}).values()):
+            if attempt.must_wait and attempt.phase is Phase.RESERVING:
+                self._send(Ask(AskKind.RESERVE, attempt.generation))
+
+    def _ask(self, ask: Ask, mono_s: float) -> None:
+        if self._asks.ask(ask, mono_s):
+            self._send(ask)
+
+    def _send(self, ask: Ask) -> None:
+        attempt = self._live[ask.generation]
+        message: CoordinatorToWorker
+        leg = attempt.decode
+        match ask.kind:
+            case AskKind.RESERVE:
+                message = Reserve(
+                    generation=ask.generation,
+                    request=attempt.engine_request,
+                    prefill=attempt.prefill.worker,
+                )
+            case AskKind.PREFILL:
+                leg = attempt.prefill
+                message = Prefill(
+                    generation=ask.generation,
+                    request=attempt.engine_request,
+                    decode=attempt.decode.worker,
+                    reservation=self._reservations[ask.generation],
+                )
+            case AskKind.RESEND:
+                message = Resend(generation=ask.generation, start_index=attempt.request.delivered)
+            case AskKind.CANCEL_PREFILL | AskKind.CANCEL_DECODE:
+                leg = attempt.prefill if ask.kind is AskKind.CANCEL_PREFILL else leg
+                never = attempt.writer_never_started
+                message = Cancel(generation=ask.generation, writer_never_started=never)
+            case _:
+                assert_never(ask.kind)
+        self._emit(SendWorker(leg.worker, message))
+
+    def _drop_asks(self, attempt: Attempt) -> None:
+        for kind in AskKind:
+            self._asks.answered(Ask(kind, attempt.generation))
+
+    def _settle(self, attempt: Attempt, leg: Leg) -> None:
+        if leg.released:
+            return
+        leg.released = True
+        self._books.give_back(leg.worker, attempt.generation)
+        self._at[leg.worker].pop(attempt.generation)
+        self._asks.answered(Ask(_CANCEL[leg.role], attempt.generation))
+
+    def _forget_if_over(self, attempt: Attempt) -> None:
+        if not attempt.live and all(leg.released for leg in attempt.legs):
+            self._drop_asks(attempt)
+            self._live.pop(attempt.generation, None)
+            self._reservations.pop(attempt.generation, None)
+
+    def get(self, generation: Generation) -> Attempt | None:
+        return self._live.get(generation)
+
+    def at(self, worker: str) -> tuple[Attempt, ...]:
+        """Attempts with a leg at this worker that has not let go."""
+        return tuple(self._at.get(worker, {}).values())
+
+    def forget_worker(self, worker: str) -> None:
+        if self._at.pop(worker, None):
+            raise InvariantBroken(f"{worker} is forgotten while attempts have legs there")
+
+    def oldest(self) -> Generation | None:
+        return next(iter(self._live), None)  # numbers only rise
+
+    @property
+    def repeats(self) -> int:
+        return self._asks.repeats
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def check(self) -> None:
+        """Every leg that has not let go is listed at its worker once, and no ask is orphaned."""
+        listed = {(w, g) for w, attempts in self._at.items() for g in attempts}
+        held = {
+            (leg.worker, a.generation)
+            for a in self._live.values()
+            for leg in a.legs
+            if not leg.released
+        }
+        if listed != held:
+            raise InvariantBroken(f"legs listed and legs held differ: {listed ^ held}")
+        orphans = [ask for ask in self._asks if ask.generation not in self._live]
+        if orphans:
+            raise InvariantBroken(f"asks without an attempt: {orphans}")
+
+
+_CANCEL = {"prefill": AskKind.CANCEL_PREFILL, "decode": AskKind.CANCEL_DECODE}

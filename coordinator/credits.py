@@ -1,0 +1,125 @@
+"""What the coordinator has promised away of each worker, by generation.
+
+Owns the estimates that routing works with. D's reservation decides, these only estimate. Each
+credit is taken once and given back once; an idle service has none outstanding.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..runtime.errors import InvariantBroken
+from ..runtime.interfaces import AdmissionLimits
+from ..runtime.types import Generation
+
+
+class Credit(msgspec.Struct, frozen=True):
+    """blocks: until the worker lets go. receive_slots: until D activates. compute_tokens: prompt
+    tokens that P has not computed yet."""
+
+    blocks: int = 0
+    slots: int = 0
+    receive_slots: int = 0
+    compute_tokens: int = 0
+
+
+@dataclass(eq=False)
+class Account:
+    limits: AdmissionLimits
+    quarantined_blocks: int = 0
+    given: dict[Generation, Credit] = field(default_factory=dict)
+    blocks: int = 0
+    slots: int = 0
+    receive_slots: int = 0
+    compute_tokens: int = 0
+    served: int = 0  # attempts ever routed here
+
+    def has_room(self, credit: Credit) -> bool:
+        return (
+            self.blocks + credit.blocks + self.quarantined_blocks <= self.limits.num_blocks
+            and self.slots + credit.slots <= self.limits.num_slots
+            and self.receive_slots + credit.receive_slots <= self.limits.num_receive_slots
+        )
+
+    def could_ever_take(self, credit: Credit, positions: int) -> bool:
+        return (
+            credit.blocks <= self.limits.num_blocks
+            and credit.slots <= self.limits.num_slots
+            and credit.receive_slots <= self.limits.num_receive_slots
+            and positions <= self.limits.max_positions
+        )
+
+    def add(self, credit: Credit, sign: int) -> None:
+        self.blocks += sign * credit.blocks
+        self.slots += sign * credit.slots
+        self.receive_slots += sign * credit.receive_slots
+        self.compute_tokens += sign * credit.compute_tokens
+
+
+class Books:
+    """One account per worker incarnation."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self.changes = 0  # moves whenever room appears
+
+    def open(self, worker: str, limits: AdmissionLimits) -> None:
+        self._accounts.setdefault(worker, Account(limits))
+        self.changes += 1
+
+    def close(self, worker: str) -> None:
+        """The worker is gone, and what it had been given with it."""
+        self._accounts.pop(worker, None)
+
+    def account(self, worker: str) -> Account:
+        return self._accounts[worker]
+
+    def take(self, worker: str, generation: Generation, credit: Credit) -> None:
+        account = self._accounts[worker]
+        if generation in account.given:
+            raise InvariantBroken(f"generation {generation} already has a credit at {worker}")
+        account.given[generation] = credit
+        account.add(credit, 1)
+        account.served += 1
+
+    def shrink(self, worker: str, generation: Generation, keep: Credit) -> None:
+        """Give a part back: `keep` is what remains taken. Without effect if all is back already."""
+        account = self._accounts.get(worker)
+        if account is None or generation not in account.given:
+            return
+        account.add(account.given[generation], -1)
+        account.add(keep, 1)
+        account.given[generation] = keep
+        self.changes += 1
+
+    def give_back(self, worker: str, generation: Generation) -> None:
+        account = self._accounts.get(worker)
+        credit = account.given.pop(generation, None) if account is not None else None
+        if account is not None and credit is not None:
+            account.add(credit, -1)
+            self.changes += 1
+
+    def credit(self, worker: str, generation: Generation) -> Credit:
+        account = self._accounts.get(worker)
+        return account.given.get(generation, Credit()) if account is not None else Credit()
+
+    def set_quarantined(self, worker: str, blocks: int) -> None:
+        self._accounts[worker].quarantined_blocks = blocks
+        self.changes += 1
+
+    def outstanding(self) -> int:
+        """Credits not given back; 0 when idle."""
+        return sum(len(account.given) for account in self._accounts.values())
+
+    def check(self) -> None:
+        for worker, account in self._accounts.items():
+            total = Account(account.limits)
+            for credit in account.given.values():
+                total.add(credit, 1)
+            if (total.blocks, total.slots, total.receive_slots, total.compute_tokens) != (
+                account.blocks,
+                account.slots,
+                account.receive_slots,
+                account.compute_tokens,
+            ):
+                raise InvariantBroken(f"credits of {worker} do not add up")

@@ -1,0 +1,184 @@
+"""The clients' side: takes requests in, gives their output out, and ends each exactly once.
+
+Owns every live request by (connection, request ID), the answers given to submissions, and each
+connection's deltas. Knows nothing of workers and attempts. The first ending of a request wins.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from ..connector.messages import Accepted, Generate, OutputRow, Rejected
+from ..runtime.errors import DuplicateRequest, InvalidRequest, RequestError
+from ..runtime.interfaces import Delta, GenerateRequest
+from ..runtime.prompt import Tokenizer, prompt_token_ids
+from ..runtime.types import FinishReason, RequestId
+from .deadlines import Deadlines
+from .effects import Deliver, Effect, SendClient
+from .now import Now
+from .request import Request, RequestPhase
+from .timeline import Timeline
+
+REMEMBERED_ANSWERS = 1024  # per connection, for submissions that are sent again
+
+
+class Desk:
+    def __init__(
+        self,
+        *,
+        emit: Callable[[Effect], None],
+        counters: Counter[str],
+        admit: Callable[[Request], None],
+        on_end: Callable[[Request], None],
+        tokenizer: Tokenizer | None,
+        draw_seed: Callable[[], int],
+        default_deadline_s: float,
+    ) -> None:
+        """admit: raises a RequestError if the request cannot be taken. on_end: called once for
+        each request that was admitted, whatever ended it."""
+        self._emit = emit
+        self._counters = counters
+        self._admit = admit
+        self._on_end = on_end
+        self._tokenizer = tokenizer
+        self._draw_seed = draw_seed
+        self._default_deadline_s = default_deadline_s
+        self._live: dict[bytes, dict[RequestId, Request]] = {}
+        self._answers: dict[bytes, dict[int, Accepted | Rejected]] = {}
+        self._deadlines = Deadlines()
+
+    def generate(self, client: bytes, message: Generate, now: Now) -> None:
+        answers = self._answers.setdefault(client, {})
+        known = answers.get(message.submission)
+        if known is None:
+            known = self._answer(client, message, now)
+            answers[message.submission] = known
+            if len(answers) > REMEMBERED_ANSWERS:
+                answers.pop(next(iter(answers)))
+        self._emit(SendClient(client, known))
+
+    def _answer(self, client: bytes, message: Generate, now: Now) -> Accepted | Rejected:
+        asked = message.request
+        try:
+            if asked.request_id in self._live.get(client, {}):
+                raise DuplicateRequest(
+                    f"request {asked.request_id} is still live: cancel it or choose another ID"
+                )
+            request = self._request(client, asked, now)
+            self._admit(request)
+        except RequestError as error:
+            self._counters[f"rejected.{error.code}"] += 1
+            return Rejected(
+                submission=message.submission,
+                request_id=asked.request_id,
+                code=error.code,
+                error=str(error),
+            )
+        self._counters["accepted"] += 1
+        self._live.setdefault(client, {})[asked.request_id] = request
+        self._deadlines.add(request)
+        return Accepted(submission=message.submission)
+
+    def _request(self, client: bytes, asked: GenerateRequest, now: Now) -> Request:
+        if asked.deadline_s is not None and not asked.deadline_s > 0:
+            raise InvalidRequest(f"deadline_s is {asked.deadline_s}; it must be above 0")
+        timeline = Timeline()
+        timeline.mark("received", now.wall_s)
+        seed = asked.sampling.seed
+        return Request(
+            client=client,
+            asked=asked,
+            prompt=tuple(prompt_token_ids(asked, self._tokenizer)),
+            seed=self._draw_seed() if seed is None else seed,
+            received_s=now.mono_s,
+            deadline_s=now.mono_s + (asked.deadline_s or self._default_deadline_s),
+            text=self._tokenizer.decoder() if self._tokenizer is not None else None,
+            timeline=timeline,
+        )
+
+    def deliver(self, request: Request, row: OutputRow, now: Now) -> None:
+        """Give out what is new in the row, and end the request if the row says so."""
+        skip = request.delivered - row.start_index
+        tokens = row.token_ids[skip:]
+        if request.phase is RequestPhase.ENDED or (not tokens and row.finish_reason is None):
+            return
+        if request.delivered == 0 and tokens:
+            request.timeline.mark("first_token", now.wall_s)
+        delta = Delta(
+            request_id=request.asked.request_id,
+            start_index=request.delivered,
+            token_ids=tokens,
+            exit_depths=row.exit_depths[skip:],
+            logprobs=row.logprobs[skip:],
+            text=request.text.push(tokens) if request.text is not None else "",
+        )
+        request.delivered += len(tokens)
+        self._counters["output_tokens"] += len(tokens)
+        if row.finish_reason is None:
+            self._emit(Deliver(request.client, delta))
+        else:
+            request.timeline.mark("last_token", now.wall_s)
+            request.complete = True
+            self._end(request, delta, row.finish_reason)
+
+    def fail(self, request: Request, code: str, error: str) -> None:
+        self._end(request, self._empty(request), FinishReason.ERROR, code, error)
+
+    def cancel(self, request: Request, *, silent: bool = False) -> None:
+        self._end(request, self._empty(request), FinishReason.CANCELLED, silent=silent)
+
+    def _empty(self, request: Request) -> Delta:
+        return Delta(request_id=request.asked.request_id, start_index=request.delivered)
+
+    def _end(
+        self,
+        request: Request,
+        last: Delta,
+        reason: FinishReason,
+        code: str | None = None,
+        error: str | None = None,
+        silent: bool = False,
+    ) -> None:
+        if request.phase is RequestPhase.ENDED:
+            return
+        request.move(RequestPhase.ENDED)
+        self._counters[f"failed.{code}" if code is not None else f"ended.{reason.value}"] += 1
+        live = self._live[request.client]
+        del live[request.asked.request_id]
+        if not live:
+            del self._live[request.client]
+        if not silent:
+            tail = request.text.finish() if request.text is not None else ""
+            last = msgspec.structs.replace(
+                last,
+                text=last.text + tail,
+                finish_reason=reason,
+                error_code=code,
+                error=error,
+                num_prompt_tokens=len(request.prompt),
+                timeline=request.timeline.stamps(),
+            )
+            self._emit(Deliver(request.client, last))
+        self._on_end(request)
+
+    def forget_client(self, client: bytes) -> None:
+        """The connection is gone; its requests end unheard."""
+        for request in self.of_client(client):
+            self.cancel(request, silent=True)
+        self._answers.pop(client, None)
+
+    def find(self, client: bytes, request_id: RequestId) -> Request | None:
+        return self._live.get(client, {}).get(request_id)
+
+    def of_client(self, client: bytes) -> tuple[Request, ...]:
+        return tuple(self._live.get(client, {}).values())
+
+    def live(self) -> tuple[Request, ...]:
+        return tuple(r for requests in self._live.values() for r in requests.values())
+
+    def clients_with_requests(self) -> tuple[bytes, ...]:
+        return tuple(self._live)
+
+    def expired(self, mono_s: float) -> list[Request]:
+        return self._deadlines.expired(mono_s)

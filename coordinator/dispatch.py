@@ -1,0 +1,171 @@
+"""From waiting to running: resolves requests, offers them pairs in order, starts their attempts.
+
+Owns the line of waiting requests and since when no pair has been ready. A request is offered again
+only after something has changed that could let it start.
+"""
+
+import math
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from ..runtime.errors import Overloaded, RequestError, error_from
+from ..runtime.events import Refuse, Wait
+from ..runtime.types import Generation
+from ..runtime.validate import resolve_request
+from .attempts import Attempts
+from .credits import Books
+from .generations import Generations
+from .line import Verdict, WaitingLine
+from .now import Now
+from .registry import Registry
+from .request import Request, RequestPhase
+from .router import Choice, NoPair, Pair, choose_pair, need_of
+
+MAX_TRANSIENT_REFUSALS = 5
+# Not a verdict on the request: a new generation, or another pair, may well be taken.
+TRANSIENT = ("closed", "pair_closed")
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        books: Books,
+        attempts: Attempts,
+        generations: Generations,
+        line: WaitingLine,
+        fail: Callable[[Request, str, str], None],
+        pair_wait_s: float | None,
+        now: Now,
+    ) -> None:
+        self._registry = registry
+        self._books = books
+        self._attempts = attempts
+        self._generations = generations
+        self._line = line
+        self._fail = fail
+        self._pair_wait_s = math.inf if pair_wait_s is None else pair_wait_s
+        self._now = now
+        self._pairless_since_s: float | None = now.mono_s
+        self._offered_at: tuple[int, int] | None = None  # changes seen at the last offer
+
+    def add(self, request: Request) -> None:
+        """Into the line; raises a RequestError if it is full or the request can never start."""
+        if self._line.full:
+            raise Overloaded(f"{len(self._line)} requests are waiting already: try later")
+        self._resolve(request)
+        choice = self._choose(request)
+        if isinstance(choice, Refuse):
+            raise error_from(choice.code, choice.reason)
+        self._line.append(request)
+        self._offered_at = None
+
+    def put_back(self, request: Request, worker: str, code: str, reason: str) -> None:
+        """Its pair refused it. It goes on with the others, if there are any."""
+        request.refusals += 1
+        if code not in TRANSIENT or request.refusals > MAX_TRANSIENT_REFUSALS:
+            request.refused_by[worker] = (code, reason)
+        request.attempt = None
+        request.move(RequestPhase.QUEUED)
+        self._line.put_back(request)
+        self._offered_at = None
+
+    def remove(self, request: Request) -> None:
+        self._line.remove(request)
+
+    def run(self, now: Now) -> None:
+        """Start what can start, if anything changed since the last time."""
+        self._now = now
+        if self._registry.pairs():
+            self._pairless_since_s = None
+        elif self._pairless_since_s is None:
+            self._pairless_since_s = now.mono_s
+        changes = (self._registry.changes, self._books.changes)
+        if len(self._line) and changes != self._offered_at:
+            self._line.offer(self._start)
+            self._offered_at = changes
+
+    def _start(self, request: Request) -> Verdict:
+        try:
+            self._resolve(request)
+        except RequestError as error:  # the first worker came after the request
+            self._fail(request, error.code, str(error))
+            return Verdict.ENDED
+        choice = self._choose(request)
+        match choice:
+            case Pair():
+                self._begin(request, choice)
+                return Verdict.STARTED
+            case Refuse(code=code, reason=reason):
+                self._fail(request, code, reason)
+                return Verdict.ENDED
+            case Wait() | NoPair():
+                return Verdict.BLOCKED
+            case _:
+                assert_never(choice)
+
+    def _begin(self, request: Request, pair: Pair) -> None:
+        assert request.resolved is not None and self._registry.geometry is not None
+        generation = self._generations.next()
+        engine_request = msgspec.structs.replace(request.resolved, generation=generation)
+        request.move(RequestPhase.RUNNING)
+        request.attempt = generation
+        request.timeline.mark("admitted", self._now.wall_s)
+        need = need_of(engine_request, self._registry.geometry)
+        self._attempts.start(request, engine_request, pair, need, self._now.mono_s)
+
+    def _resolve(self, request: Request) -> None:
+        """Check the request against the model, as soon as a worker has told which one it is."""
+        if request.resolved is None and self._registry.model is not None:
+            request.resolved = resolve_request(
+                request.asked,
+                request.prompt,
+                generation=Generation(0),
+                seed=request.seed,
+                model=self._registry.model,
+                pool_tokens=self._registry.pool_tokens(),
+            )
+
+    def _choose(self, request: Request) -> Choice:
+        geometry = self._registry.geometry
+        if request.resolved is None or geometry is None:
+            return NoPair("no_prefill_worker", "no worker has registered yet")
+        return choose_pair(
+            need_of(request.resolved, geometry),
+            self._registry.pairs(),
+            self._registry.incarnations("prefill"),
+            self._registry.incarnations("decode"),
+            self._books,
+            request.refused_by,
+        )
+
+    def deadline_error(self, request: Request) -> tuple[str, str]:
+        """What to call it that the request's time is up."""
+        if request.phase is RequestPhase.QUEUED:
+            choice = self._choose(request)
+            if isinstance(choice, NoPair):
+                return choice.code, f"{choice.reason}, until the request's deadline"
+            return "deadline_exceeded", "the deadline passed while the request waited for room"
+        return "deadline_exceeded", f"the deadline passed after {request.delivered} output tokens"
+
+    def pairless(self, now: Now) -> list[tuple[Request, NoPair]]:
+        """Requests that have waited pair_wait_s without any ready pair."""
+        if self._pairless_since_s is None or math.isinf(self._pair_wait_s):
+            return []
+        late = []
+        for request in self._line:
+            since_s = max(request.received_s, self._pairless_since_s)
+            if now.mono_s - since_s >= self._pair_wait_s:
+                choice = self._choose(request)
+                if isinstance(choice, NoPair):
+                    late.append((request, choice))
+        return late
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._line

@@ -1,0 +1,66 @@
+"""The bounded line of requests that wait for a pair.
+
+First come, first served, except that a request which cannot start yet may be passed by younger
+ones a bounded number of times. Owns the order and the passes; decides nothing about pairs.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+from .request import Request
+
+LOOK_AHEAD = 64  # how many waiting requests one pass looks at
+
+
+class Verdict(Enum):
+    STARTED = "started"
+    ENDED = "ended"
+    BLOCKED = "blocked"
+
+
+class WaitingLine:
+    def __init__(self, capacity: int, max_bypasses: int) -> None:
+        self._capacity = capacity
+        self._max_bypasses = max_bypasses
+        self._waiting: dict[Request, None] = {}
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= self._capacity
+
+    def append(self, request: Request) -> None:
+        self._waiting[request] = None
+
+    def put_back(self, request: Request) -> None:
+        """To the front: it had its turn already, and its pair refused it."""
+        self._waiting = {request: None, **self._waiting}
+
+    def remove(self, request: Request) -> None:
+        self._waiting.pop(request, None)
+
+    def offer(self, start: Callable[[Request], Verdict]) -> None:
+        """Offer a start to waiting requests in order, as far as the bypass rule allows."""
+        blocked: list[Request] = []
+        for request in list(self._waiting)[:LOOK_AHEAD]:
+            if request not in self._waiting:  # an earlier offer ended it
+                continue
+            match start(request):
+                case Verdict.STARTED:
+                    self.remove(request)
+                    for older in blocked:
+                        older.bypassed += 1
+                case Verdict.ENDED:
+                    self.remove(request)
+                case Verdict.BLOCKED:
+                    blocked.append(request)
+            if any(older.bypassed >= self._max_bypasses for older in blocked):
+                return
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._waiting))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._waiting

@@ -1,0 +1,145 @@
+"""Workers come, beat, and go: membership turned into effects on attempts, credits and peers.
+
+Owns the decision that a worker is gone, and what follows from it. A worker that is gone never comes
+back as the same incarnation.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import assert_never
+
+from ..connector.messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    PairClosed,
+    PairReady,
+    Register,
+    RegisterRefused,
+    Welcome,
+    WorkerExited,
+)
+from ..runtime.types import Generation
+from .attempts import Attempts
+from .credits import Books
+from .effects import Effect, SendWorker
+from .generations import Generations
+from .handoffs import Handoffs
+from .now import Now
+from .registry import Registry, Worker
+
+logger = logging.getLogger(__name__)
+
+UNREACHABLE_S = 2.0  # a closed connection that is not opened again for so long means a dead worker
+
+
+class Members:
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        books: Books,
+        attempts: Attempts,
+        handoffs: Handoffs,
+        generations: Generations,
+        emit: Callable[[Effect], None],
+        heartbeat_s: float,
+        heartbeat_timeout_s: float,
+    ) -> None:
+        self._registry = registry
+        self._books = books
+        self._attempts = attempts
+        self._handoffs = handoffs
+        self._generations = generations
+        self._emit = emit
+        self._heartbeat_s = heartbeat_s
+        self._timeout_s = heartbeat_timeout_s
+
+    def register(self, incarnation: str, message: Register, now: Now) -> None:
+        worker = self._registry.get(incarnation)
+        if worker is None:
+            refusal = self._registry.refusal(incarnation, message)
+            if refusal is not None:
+                logger.warning("refused %s worker %s: %s", message.role, message.worker, refusal)
+                self._emit(SendWorker(incarnation, RegisterRefused(reason=refusal)))
+                return
+            for older in self._registry.named(message.worker):
+                self.gone(older, "a new incarnation has taken its name")
+            self._generations.exceed(message.highest_epoch)
+            worker = self._registry.add(message, now.mono_s)
+            self._books.open(incarnation, message.limits)
+            logger.info(
+                "%s worker %s registered (process %d, %s)",
+                worker.role,
+                worker.name,
+                worker.pid,
+                incarnation,
+            )
+        welcome = Welcome(epoch=self._generations.epoch, heartbeat_s=self._heartbeat_s)
+        self._emit(SendWorker(incarnation, welcome))
+        self.tell_peers()
+
+    def handle(self, worker: Worker, message: Heartbeat | PairReady | PairClosed, now: Now) -> None:
+        match message:
+            case Heartbeat():
+                self._heartbeat(worker, message, now)
+            case PairReady():
+                if self._registry.pair_ready(worker.incarnation, message.decode):
+                    logger.info("pair ready: %s -> %s", worker.incarnation, message.decode)
+            case PairClosed():
+                if self._registry.pair_closed(worker.incarnation, message.decode):
+                    level = logging.ERROR if message.refused else logging.WARNING
+                    names = (worker.incarnation, message.decode, message.reason)
+                    logger.log(level, "pair closed: %s -> %s: %s", *names)
+            case _:
+                assert_never(message)
+
+    def _heartbeat(self, worker: Worker, message: Heartbeat, now: Now) -> None:
+        worker.live = message.live
+        worker.statistics = message.statistics
+        quarantined = int(message.statistics.get("quarantined_blocks", 0))
+        if quarantined != self._books.account(worker.incarnation).quarantined_blocks:
+            self._books.set_quarantined(worker.incarnation, quarantined)
+        self._handoffs.heartbeat(worker, message, now)
+        if message.peers_version != self._registry.version:
+            self._emit(SendWorker(worker.incarnation, self._registry.peers_for(worker)))
+        answer = HeartbeatAnswer(oldest_live=self.oldest_live())
+        self._emit(SendWorker(worker.incarnation, answer))
+
+    def oldest_live(self) -> Generation:
+        return self._attempts.oldest() or self._generations.upcoming
+
+    def exited(self, message: WorkerExited) -> None:
+        for worker in self._registry.named(message.worker):
+            if worker.pid == message.pid:
+                self.gone(worker, f"its process {message.pid} ended with status {message.status}")
+
+    def unreachable(self, incarnation: str, now: Now) -> None:
+        """Its connection is closed. It may dial again; if it does not, it is gone."""
+        worker = self._registry.get(incarnation)
+        if worker is not None and worker.unreachable_since_s is None:
+            worker.unreachable_since_s = now.mono_s
+
+    def expire(self, now: Now) -> None:
+        for worker in self._registry.workers():
+            silent_s = now.mono_s - worker.heard_s
+            cut_s = now.mono_s - (worker.unreachable_since_s or now.mono_s)
+            if silent_s > self._timeout_s:
+                self.gone(worker, f"no heartbeat for {silent_s:.1f} s")
+            elif cut_s > min(UNREACHABLE_S, self._timeout_s):
+                self.gone(worker, f"its connection has been closed for {cut_s:.1f} s")
+
+    def gone(self, worker: Worker, why: str) -> None:
+        logger.warning("%s worker %s is gone: %s", worker.role, worker.name, why)
+        error = f"{worker.role} worker {worker.name} is gone: {why}"
+        self._registry.remove(worker.incarnation)  # first, so that nothing is routed there again
+        for attempt in self._attempts.at(worker.incarnation):
+            leg = attempt.leg_at(worker.incarnation)
+            if leg is not None:
+                self._attempts.leg_lost(attempt, leg, error)
+        self._attempts.forget_worker(worker.incarnation)
+        self._books.close(worker.incarnation)
+        self.tell_peers()
+
+    def tell_peers(self) -> None:
+        for worker in self._registry.workers():
+            self._emit(SendWorker(worker.incarnation, self._registry.peers_for(worker)))

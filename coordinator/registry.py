@@ -1,0 +1,179 @@
+"""Who takes part: worker incarnations, what they serve, which pairs can transfer.
+
+Owns membership and its version. The first worker fixes the model and the KV geometry; who serves
+another one is refused by name. An incarnation that was removed never comes back.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..connector.messages import (
+    PROTOCOL_VERSION,
+    LiveGeneration,
+    Peer,
+    Peers,
+    Register,
+    WorkerStatistics,
+)
+from ..runtime.interfaces import AdmissionLimits
+from ..runtime.types import KVGeometry, ModelDescription
+from .attempt import Role
+from .router import Pair
+
+
+def _unnamed(model: ModelDescription) -> ModelDescription:
+    """A name is often a path, which may differ from machine to machine."""
+    return msgspec.structs.replace(model, name="")
+
+
+@dataclass(eq=False, kw_only=True)
+class Worker:
+    name: str
+    incarnation: str
+    role: Role
+    pid: int
+    endpoint: str
+    limits: AdmissionLimits
+    heard_s: float
+    unreachable_since_s: float | None = None
+    live: tuple[LiveGeneration, ...] = ()
+    statistics: dict[str, float] = field(default_factory=dict)
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.model: ModelDescription | None = None
+        self.geometry: KVGeometry | None = None
+        self.version = 0  # moves with every change of membership
+        self._workers: dict[str, Worker] = {}
+        self._pairs: dict[Pair, None] = {}
+        self._removed: set[str] = set()
+        self.changes = 0  # moves with every change of membership or of the ready pairs
+
+    def refusal(self, incarnation: str, message: Register) -> str | None:
+        """Why this worker cannot take part, or None."""
+        if message.incarnation != incarnation:
+            return f"registers as {message.incarnation} on the connection of {incarnation}"
+        if incarnation in self._removed:
+            return "this incarnation was expelled: start a new one"
+        if message.protocol_version != PROTOCOL_VERSION:
+            return (
+                f"speaks protocol {message.protocol_version}, this service {PROTOCOL_VERSION}: "
+                "install the same rlt version everywhere"
+            )
+        if message.role not in ("prefill", "decode"):
+            return f"role {message.role!r} is neither prefill nor decode"
+        if message.role == "decode" and not message.peer_endpoint:
+            return "a decode worker must name its peer_endpoint"
+        if self.model is not None and message.model.fingerprint != self.model.fingerprint:
+            return (
+                f"serves {message.model.name} ({message.model.fingerprint}), this service "
+                f"{self.model.name} ({self.model.fingerprint}): give all workers one checkpoint"
+            )
+        if self.model is not None and _unnamed(message.model) != _unnamed(self.model):
+            return f"describes the model as {message.model}, this service as {self.model}"
+        if self.geometry is not None and message.pool.geometry != self.geometry:
+            return f"its KV geometry {message.pool.geometry} is not this service's {self.geometry}"
+        return None
+
+    def add(self, message: Register, mono_s: float) -> Worker:
+        if self.model is None:
+            self.model, self.geometry = message.model, message.pool.geometry
+        worker = Worker(
+            name=message.worker,
+            incarnation=message.incarnation,
+            role="prefill" if message.role == "prefill" else "decode",
+            pid=message.pid,
+            endpoint=message.peer_endpoint,
+            limits=message.limits,
+            heard_s=mono_s,
+        )
+        self._workers[worker.incarnation] = worker
+        self.version += 1
+        self.changes += 1
+        return worker
+
+    def remove(self, incarnation: str) -> None:
+        del self._workers[incarnation]
+        self._removed.add(incarnation)
+        for pair in list(self._pairs):
+            if incarnation in (pair.prefill, pair.decode):
+                del self._pairs[pair]
+        self.version += 1
+        self.changes += 1
+
+    def pair_ready(self, prefill: str, decode: str) -> bool:
+        """True if this opened a pair. A pair of workers that are not both here is no pair."""
+        pair = Pair(prefill, decode)
+        roles = [w.role if w is not None else None for w in map(self.get, (prefill, decode))]
+        if roles != ["prefill", "decode"] or pair in self._pairs:
+            return False
+        self._pairs[pair] = None
+        self.changes += 1
+        return True
+
+    def pair_closed(self, prefill: str, decode: str) -> bool:
+        pair = Pair(prefill, decode)
+        if pair not in self._pairs:
+            return False
+        del self._pairs[pair]
+        self.changes += 1
+        return True
+
+    def get(self, incarnation: str) -> Worker | None:
+        return self._workers.get(incarnation)
+
+    def named(self, name: str) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.name == name]
+
+    def workers(self) -> tuple[Worker, ...]:
+        return tuple(self._workers.values())
+
+    def incarnations(self, role: Role) -> tuple[str, ...]:
+        return tuple(w.incarnation for w in self._workers.values() if w.role == role)
+
+    def pairs(self) -> tuple[Pair, ...]:
+        return tuple(self._pairs)
+
+    def pool_tokens(self) -> int | None:
+        """Positions that one request may take of the roomiest decode worker; None without one."""
+        if self.geometry is None:
+            return None
+        depths, block = self.geometry.num_depths, self.geometry.block_size
+        return max(
+            (
+                min(w.limits.num_blocks // depths * block, w.limits.max_positions)
+                for w in self._workers.values()
+                if w.role == "decode"
+            ),
+            default=None,
+        )
+
+    def peers_for(self, worker: Worker) -> Peers:
+        others = (other for other in self._workers.values() if other.role != worker.role)
+        return Peers(
+            version=self.version,
+            peers=tuple(
+                Peer(
+                    worker=other.name,
+                    incarnation=other.incarnation,
+                    role=other.role,
+                    endpoint=other.endpoint,
+                )
+                for other in others
+            ),
+        )
+
+    def statistics(self) -> tuple[WorkerStatistics, ...]:
+        return tuple(
+            WorkerStatistics(
+                worker=worker.name,
+                incarnation=worker.incarnation,
+                role=worker.role,
+                pid=worker.pid,
+                live=len(worker.live),
+                values=worker.statistics,
+            )
+            for worker in self._workers.values()
+        )

@@ -1,0 +1,53 @@
+"""One client-facing request: queued, running, ended. It ends exactly once.
+
+Owns what was delivered to the client so far, across attempts. Knows nothing of workers beyond the
+names of those that refused it.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..runtime.errors import ProtocolError
+from ..runtime.interfaces import GenerateRequest
+from ..runtime.prompt import TextDecoder
+from ..runtime.types import EngineRequest, Generation
+from .timeline import Timeline
+
+
+class RequestPhase(Enum):
+    QUEUED = "queued"
+    RUNNING = "running"  # an attempt lives
+    ENDED = "ended"
+
+
+_MOVES = {
+    RequestPhase.QUEUED: {RequestPhase.RUNNING, RequestPhase.ENDED},
+    RequestPhase.RUNNING: {RequestPhase.QUEUED, RequestPhase.ENDED},
+    RequestPhase.ENDED: set[RequestPhase](),
+}
+
+
+@dataclass(eq=False, kw_only=True)
+class Request:
+    client: bytes
+    asked: GenerateRequest
+    prompt: tuple[int, ...]
+    seed: int  # the caller's, or drawn at admission; the same for every attempt
+    received_s: float
+    deadline_s: float
+    text: TextDecoder | None
+    timeline: Timeline
+    phase: RequestPhase = RequestPhase.QUEUED
+    resolved: EngineRequest | None = None  # None until a worker has told what it serves
+    attempt: Generation | None = None
+    delivered: int = 0  # outputs 0..delivered-1 went to the client
+    complete: bool = False  # the whole output did, with its finish reason
+    refused_by: dict[str, tuple[str, str]] = field(default_factory=dict)  # incarnation: code, why
+    refusals: int = 0
+    bypassed: int = 0  # younger requests that were started before this one
+
+    def move(self, to: RequestPhase) -> None:
+        if to not in _MOVES[self.phase]:
+            name = self.asked.request_id
+            raise ProtocolError(f"request {name}: {self.phase.value} -> {to.value} is not a move")
+        self.phase = to

@@ -1,0 +1,124 @@
+"""Which ready pair takes a request: the least loaded one that has room.
+
+Pure: everything it looks at is handed in. "Not now" (Wait), "nobody is there" (NoPair) and "never"
+(Refuse) are different answers.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ..runtime.events import Refuse, Wait
+from ..runtime.types import EngineRequest, KVGeometry
+from .credits import Account, Books, Credit
+
+
+class Pair(msgspec.Struct, frozen=True, order=True):
+    """Incarnations of a prefill and a decode worker that can transfer."""
+
+    prefill: str
+    decode: str
+
+
+class Need(msgspec.Struct, frozen=True):
+    """What one request takes of each side."""
+
+    prefill: Credit
+    decode: Credit
+    prompt_tokens: int
+    capacity_tokens: int
+
+
+class NoPair(msgspec.Struct, frozen=True):
+    """No ready pair. code: which kind of worker is missing."""
+
+    code: str
+    reason: str
+
+
+Choice = Pair | Wait | NoPair | Refuse
+
+
+def need_of(request: EngineRequest, geometry: KVGeometry) -> Need:
+    prompt = len(request.prompt)
+    return Need(
+        prefill=Credit(blocks=geometry.blocks(prompt), slots=1, compute_tokens=prompt),
+        decode=Credit(blocks=geometry.blocks(request.capacity_tokens), receive_slots=1),
+        prompt_tokens=prompt,
+        capacity_tokens=request.capacity_tokens,
+    )
+
+
+def choose_pair(
+    need: Need,
+    pairs: Iterable[Pair],
+    prefill: Iterable[str],
+    decode: Iterable[str],
+    books: Books,
+    refused_by: Mapping[str, tuple[str, str]],
+) -> Choice:
+    """prefill, decode: every registered worker, in a ready pair or not."""
+    prefill, decode = tuple(prefill), tuple(decode)
+    never = _never(need, prefill, decode, books, refused_by)
+    if never is not None:
+        return never
+    usable = [p for p in pairs if p.prefill not in refused_by and p.decode not in refused_by]
+    if not usable:
+        return _nobody(prefill, decode)
+    fitting = [
+        pair
+        for pair in usable
+        if books.account(pair.prefill).has_room(need.prefill)
+        and books.account(pair.decode).has_room(need.decode)
+    ]
+    if not fitting:
+        return Wait(f"no pair has room for {need.decode.blocks} blocks and a receive slot")
+    return min(fitting, key=lambda pair: (*_load(pair, books), pair))
+
+
+def _load(pair: Pair, books: Books) -> tuple[float, int]:
+    prefill, decode = books.account(pair.prefill), books.account(pair.decode)
+    load = (
+        prefill.compute_tokens / max(1, prefill.limits.max_positions)
+        + prefill.blocks / max(1, prefill.limits.num_blocks)
+        + decode.blocks / max(1, decode.limits.num_blocks)
+        + decode.receive_slots / max(1, decode.limits.num_receive_slots)
+    )
+    return load, prefill.served + decode.served
+
+
+def _never(
+    need: Need,
+    prefill: tuple[str, ...],
+    decode: tuple[str, ...],
+    books: Books,
+    refused_by: Mapping[str, tuple[str, str]],
+) -> Refuse | None:
+    for workers, credit, positions in (
+        (prefill, need.prefill, need.prompt_tokens),
+        (decode, need.decode, need.capacity_tokens),
+    ):
+        accounts = [books.account(worker) for worker in workers]
+        if accounts and not any(a.could_ever_take(credit, positions) for a in accounts):
+            return Refuse("too_long", _too_long(credit, positions, accounts))
+        if workers and all(worker in refused_by for worker in workers):
+            return Refuse(*refused_by[workers[-1]])
+    return None
+
+
+def _too_long(credit: Credit, positions: int, accounts: list[Account]) -> str:
+    blocks = max(account.limits.num_blocks for account in accounts)
+    longest = max(account.limits.max_positions for account in accounts)
+    return (
+        f"needs {credit.blocks} blocks for {positions} positions, but the largest pool has "
+        f"{blocks} blocks and takes {longest} positions: shorten the prompt or max_tokens, "
+        "or give the workers a larger pool"
+    )
+
+
+def _nobody(prefill: tuple[str, ...], decode: tuple[str, ...]) -> NoPair:
+    if not prefill:
+        return NoPair("no_prefill_worker", "no prefill worker is registered")
+    if not decode:
+        return NoPair("no_decode_worker", "no decode worker is registered")
+    return NoPair("no_decode_worker", "no prefill worker is connected to a decode worker")

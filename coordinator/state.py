@@ -1,0 +1,297 @@
+"""The coordinator as one state machine: events in, effects out.
+
+Wires its parts together and decides what a failed attempt means. Has no socket, no thread and
+reads no clock: every event brings the time with it. check() must hold after every event.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from typing import assert_never
+
+from ..connector.messages import (
+    PROTOCOL_VERSION,
+    Alive,
+    AskStatistics,
+    CancelDone,
+    CancelRequest,
+    ClientToCoordinator,
+    Generate,
+    Heartbeat,
+    Hello,
+    Output,
+    OutputRow,
+    PairClosed,
+    PairReady,
+    Register,
+    RegisterRefused,
+    ServiceInfo,
+    Statistics,
+    WorkerExited,
+    WorkerToCoordinator,
+)
+from ..runtime.errors import InvariantBroken, ShuttingDown
+from ..runtime.prompt import Tokenizer
+from ..runtime.validate import MAX_SEED
+from .attempt import Attempt, Leg, Role
+from .attempts import Attempts
+from .config import CoordinatorConfig
+from .credits import Books
+from .desk import Desk
+from .dispatch import Dispatcher
+from .effects import Effect, SendClient, SendWorker
+from .generations import Generations
+from .handoffs import Handoffs
+from .line import WaitingLine
+from .members import Members
+from .now import Now
+from .registry import Registry, Worker
+from .request import Request, RequestPhase
+
+FromWorker = WorkerToCoordinator | WorkerExited
+
+
+class CoordinatorState:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        now: Now,
+        *,
+        tokenizer: Tokenizer | None = None,
+        draw_seed: Callable[[], int] = lambda: secrets.randbelow(MAX_SEED),
+    ) -> None:
+        self._config = config
+        self._now = now
+        self._effects: list[Effect] = []
+        emit = self._effects.append
+        self.counters: Counter[str] = Counter()
+        self._generations = Generations(now.wall_s)
+        self._registry = Registry()
+        self._books = Books()
+        self._attempts = Attempts(self, self._books, emit)
+        self._handoffs = Handoffs(self._attempts, self, emit, self.counters)
+        self._members = Members(
+            registry=self._registry,
+            books=self._books,
+            attempts=self._attempts,
+            handoffs=self._handoffs,
+            generations=self._generations,
+            emit=emit,
+            heartbeat_s=config.heartbeat_s,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+        )
+        self._desk = Desk(
+            emit=emit,
+            counters=self.counters,
+            admit=self._admit,
+            on_end=self._ended,
+            tokenizer=tokenizer,
+            draw_seed=draw_seed,
+            default_deadline_s=config.default_deadline_s,
+        )
+        self._dispatcher = Dispatcher(
+            registry=self._registry,
+            books=self._books,
+            attempts=self._attempts,
+            generations=self._generations,
+            line=WaitingLine(config.max_queue, config.max_bypasses),
+            fail=self._desk.fail,
+            pair_wait_s=config.pair_wait_s,
+            now=now,
+        )
+        self._draining = False
+
+    # Events
+
+    def handle_client(self, client: bytes, message: ClientToCoordinator, now: Now) -> list[Effect]:
+        self._now = now
+        match message:
+            case Hello():
+                self._effects.append(SendClient(client, self._service_info()))
+            case Generate():
+                self._desk.generate(client, message, now)
+            case CancelRequest(request_id=request_id):
+                request = self._desk.find(client, request_id)
+                if request is not None:
+                    self._desk.cancel(request)
+                self._effects.append(SendClient(client, CancelDone(request_id=request_id)))
+            case AskStatistics(ask=ask):
+                statistics = Statistics(
+                    ask=ask, values=self.statistics(), workers=self._registry.statistics()
+                )
+                self._effects.append(SendClient(client, statistics))
+            case _:
+                assert_never(message)
+        return self._settle()
+
+    def handle_worker(self, incarnation: str, message: FromWorker, now: Now) -> list[Effect]:
+        self._now = now
+        match message:
+            case Register():
+                self._members.register(incarnation, message, now)
+            case WorkerExited():
+                self._members.exited(message)
+            case _:
+                worker = self._registry.get(incarnation)
+                if worker is None:
+                    self.counters["unknown_workers"] += 1
+                    self._refuse_unknown(incarnation, message)
+                else:
+                    worker.heard_s = now.mono_s
+                    worker.unreachable_since_s = None
+                    self._from_member(worker, message, now)
+        return self._settle()
+
+    def _from_member(self, worker: Worker, message: FromWorker, now: Now) -> None:
+        match message:
+            case Heartbeat() | PairReady() | PairClosed():
+                self._members.handle(worker, message, now)
+            case Output():
+                self._handoffs.output(worker, message, now)
+            case Register() | WorkerExited():
+                raise InvariantBroken(f"{type(message).__name__} is not a member's message")
+            case _:
+                self._handoffs.handle(worker, message, now)
+
+    def _refuse_unknown(self, incarnation: str, message: FromWorker) -> None:
+        """Whoever beats without being known missed its removal, or this coordinator is new."""
+        if isinstance(message, Heartbeat):
+            reason = "this incarnation is not registered (any more): start a new one"
+            self._effects.append(SendWorker(incarnation, RegisterRefused(reason=reason)))
+
+    def client_gone(self, client: bytes, now: Now) -> list[Effect]:
+        self._now = now
+        self._desk.forget_client(client)
+        return self._settle()
+
+    def client_slow(self, client: bytes, now: Now) -> list[Effect]:
+        """Its backlog is full: its requests end, so that nothing more is added."""
+        self._now = now
+        for request in self._desk.of_client(client):
+            self._desk.fail(request, "slow_client", "output was not taken fast enough")
+        return self._settle()
+
+    def worker_unreachable(self, incarnation: str, now: Now) -> list[Effect]:
+        self._now = now
+        self._members.unreachable(incarnation, now)
+        return self._settle()
+
+    def tick(self, now: Now) -> list[Effect]:
+        """What follows from the passing of time."""
+        self._now = now
+        self._members.expire(now)
+        self._attempts.repeat(now.mono_s)
+        for request in self._desk.expired(now.mono_s):
+            self._desk.fail(request, *self._dispatcher.deadline_error(request))
+        for request, missing in self._dispatcher.pairless(now):
+            self._desk.fail(request, missing.code, missing.reason)
+        return self._settle()
+
+    def alive(self) -> list[Effect]:
+        """A sign of life for every connection that waits for output."""
+        return [SendClient(client, Alive()) for client in self._desk.clients_with_requests()]
+
+    def drain(self) -> None:
+        """From now on every new request is refused; those that are here go on."""
+        self._draining = True
+
+    def end_all(self, now: Now) -> list[Effect]:
+        """Time to drain is up: what still runs ends with shutting_down."""
+        self._now = now
+        for request in self._desk.live():
+            self._desk.fail(request, "shutting_down", "the service is stopping")
+        return self._settle()
+
+    # What the parts report (AttemptOwner, Desk)
+
+    def attempt_failed(self, attempt: Attempt, code: str, error: str) -> None:
+        """The one place that decides what a failed attempt means for its request."""
+        self._desk.fail(attempt.request, code, error)
+
+    def attempt_refused(self, attempt: Attempt, leg: Leg, code: str, reason: str) -> None:
+        """A worker will never take this generation: try the others, if there are any."""
+        request = attempt.request
+        self._attempts.cancel(attempt, self._now.mono_s)
+        if code == "pair_closed":
+            self._registry.pair_closed(attempt.prefill.worker, attempt.decode.worker)
+        self._dispatcher.put_back(request, leg.worker, code, reason)
+
+    def attempt_output(self, attempt: Attempt, row: OutputRow) -> None:
+        self._desk.deliver(attempt.request, row, self._now)
+
+    def _admit(self, request: Request) -> None:
+        if self._draining:
+            raise ShuttingDown("the service is stopping and takes no more requests")
+        self._dispatcher.add(request)
+
+    def _ended(self, request: Request) -> None:
+        self._dispatcher.remove(request)
+        attempt = self._attempts.get(request.attempt) if request.attempt is not None else None
+        if attempt is not None and request.complete:
+            self._attempts.finish(attempt)
+        elif attempt is not None:
+            self._attempts.cancel(attempt, self._now.mono_s)
+
+    def _settle(self) -> list[Effect]:
+        """Start what can start now, and hand over everything that is to be done."""
+        self._dispatcher.run(self._now)
+        effects = list(self._effects)
+        self._effects.clear()
+        return effects
+
+    # Looking at it
+
+    @property
+    def ready(self) -> bool:
+        """At least one pair can serve."""
+        return bool(self._registry.pairs())
+
+    @property
+    def idle(self) -> bool:
+        """No request and no attempt lives."""
+        return not self._desk.live() and not len(self._attempts)
+
+    @property
+    def model_name(self) -> str:
+        return self._registry.model.name if self._registry.model is not None else ""
+
+    def workers(self, role: Role) -> tuple[Worker, ...]:
+        return tuple(w for w in self._registry.workers() if w.role == role)
+
+    def _service_info(self) -> ServiceInfo:
+        return ServiceInfo(
+            protocol_version=PROTOCOL_VERSION, model=self.model_name, ready=self.ready
+        )
+
+    def statistics(self) -> dict[str, float]:
+        values: dict[str, float] = {name: float(n) for name, n in self.counters.items()}
+        values.update(
+            queue_length=len(self._dispatcher),
+            live_requests=len(self._desk.live()),
+            live_attempts=len(self._attempts),
+            ready_pairs=len(self._registry.pairs()),
+            credits_outstanding=self._books.outstanding(),
+            repeated_asks=self._attempts.repeats,
+        )
+        return values
+
+    def check(self) -> None:
+        """Requests, attempts and credits agree with one another."""
+        self._attempts.check()
+        self._books.check()
+        for request in self._desk.live():
+            waiting = request in self._dispatcher
+            attempt = self._attempts.get(request.attempt) if request.attempt is not None else None
+            running = attempt is not None and attempt.live and attempt.request is request
+            if (waiting, running) != (
+                request.phase is RequestPhase.QUEUED,
+                request.phase is RequestPhase.RUNNING,
+            ):
+                raise InvariantBroken(
+                    f"request {request.asked.request_id} is {request.phase.value}, "
+                    f"waiting: {waiting}, running: {running}"
+                )
+        if len(self._dispatcher) > len(self._desk.live()):
+            raise InvariantBroken("an ended request waits in the line")
+        if self.idle and self._books.outstanding():
+            raise InvariantBroken("credits are out although nothing lives")

@@ -1,0 +1,288 @@
+"""Scripted workers: they speak the coordinator's protocol and compute nothing.
+
+Token k of a request is (sum of its prompt + k) modulo the vocabulary, at depth 1 + k modulo R, so a
+test knows what a client must get. A pair of them hands over by a plain call.
+"""
+
+from dataclasses import dataclass, field
+
+from rlt.connector.geometry import PoolDescription
+from rlt.connector.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Confirm,
+    CoordinatorToWorker,
+    GenerationFailed,
+    GenerationReleased,
+    Heartbeat,
+    LiveGeneration,
+    MustWait,
+    Output,
+    OutputRow,
+    PairReady,
+    Peers,
+    Prefill,
+    PrefillAccepted,
+    PrefillComplete,
+    Refused,
+    Register,
+    RequestActivated,
+    RequestReceived,
+    Resend,
+    Reserve,
+    Reserved,
+    Welcome,
+    WorkerToCoordinator,
+)
+from rlt.runtime.events import Reservation
+from rlt.runtime.interfaces import AdmissionLimits
+from rlt.runtime.types import (
+    AllocationId,
+    EngineRequest,
+    FinishReason,
+    Generation,
+    KVGeometry,
+    ModelDescription,
+    Stamp,
+)
+
+VOCAB = 512
+DEPTHS = 4
+MODEL = ModelDescription(
+    name="scripted",
+    fingerprint="f",
+    vocab_size=VOCAB,
+    max_positions=1024,
+    num_loops=DEPTHS,
+    eos_token_ids=(2,),
+    default_exit_threshold=0.5,
+)
+GEOMETRY = KVGeometry(
+    num_layers=1,
+    num_depths=DEPTHS,
+    num_kv_heads=1,
+    head_dim=8,
+    hidden_size=8,
+    block_size=16,
+    dtype="float32",
+)
+
+
+def expected_tokens(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+    return tuple((sum(prompt) + index) % VOCAB for index in range(max_tokens))
+
+
+def expected_depths(max_tokens: int) -> tuple[int, ...]:
+    return tuple(DEPTHS if index == 0 else 1 + index % DEPTHS for index in range(max_tokens))
+
+
+@dataclass
+class _Record:
+    request: EngineRequest
+    peer: str
+    phase: str
+    outputs: int = 0
+
+
+@dataclass
+class ScriptedWorker:
+    name: str
+    role: str
+    num_blocks: int = 4096
+    num_receive_slots: int = 8
+    num_slots: int = 8
+    model: ModelDescription = MODEL
+    geometry: KVGeometry = GEOMETRY
+    life: int = 1
+    highest_epoch: int = 0
+    peers: Peers | None = None
+    welcome: Welcome | None = None
+    live: dict[Generation, _Record] = field(default_factory=dict)
+    closed: set[Generation] = field(default_factory=set)
+    log: dict[Generation, list[OutputRow]] = field(default_factory=dict)
+    heard: list[CoordinatorToWorker] = field(default_factory=list)
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}-{self.life}"
+
+    @property
+    def pid(self) -> int:
+        return 1_000_000 + self.life
+
+    def register(self) -> Register:
+        slots = self.num_receive_slots if self.role == "decode" else 0
+        return Register(
+            worker=self.name,
+            incarnation=self.incarnation,
+            role=self.role,
+            pid=self.pid,
+            protocol_version=PROTOCOL_VERSION,
+            model=self.model,
+            pool=PoolDescription(
+                kv_base=0,
+                hidden_base=0,
+                num_blocks=self.num_blocks,
+                hidden_rows=self.num_slots + slots,
+                geometry=self.geometry,
+            ),
+            limits=AdmissionLimits(
+                num_blocks=self.num_blocks,
+                num_slots=self.num_slots,
+                num_receive_slots=slots,
+                max_positions=self.model.max_positions,
+            ),
+            peer_endpoint="ipc:///nowhere" if self.role == "decode" else "",
+            highest_epoch=self.highest_epoch,
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        live = [LiveGeneration(g, r.phase, r.outputs) for g, r in self.live.items()]
+        live += [
+            LiveGeneration(g, "unconfirmed", rows[-1].start_index + len(rows[-1].token_ids))
+            for g, rows in self.log.items()
+            if g not in self.live
+        ]
+        version = self.peers.version if self.peers is not None else 0
+        return Heartbeat(peers_version=version, live=tuple(live), statistics={"beats": 1.0})
+
+    def handle(self, message: CoordinatorToWorker) -> list[WorkerToCoordinator]:
+        self.heard.append(message)
+        match message:
+            case Welcome():
+                self.welcome = message
+                self.highest_epoch = max(self.highest_epoch, message.epoch)
+            case Peers():
+                known = self.peers.peers if self.peers is not None else ()
+                self.peers = message
+                if self.role == "prefill":
+                    new = [p for p in message.peers if p not in known]
+                    return [PairReady(decode=peer.incarnation) for peer in new]
+            case Reserve():
+                return [self._reserve(message)]
+            case Prefill():
+                return [self._prefill(message)]
+            case Cancel(generation=generation):
+                self.log.pop(generation, None)
+                self.live.pop(generation, None)
+                self.closed.add(generation)
+                return [GenerationReleased(generation=generation)]
+            case Confirm():
+                for row in message.rows:
+                    self._confirm(row.generation, row.outputs)
+            case Resend(generation=generation, start_index=start):
+                rows = [
+                    r
+                    for r in self.log.get(generation, [])
+                    if r.start_index + len(r.token_ids) > start
+                ]
+                return [Output(rows=tuple(rows))] if rows else []
+            case _:
+                pass
+        return []
+
+    def _reserve(self, ask: Reserve) -> WorkerToCoordinator:
+        generation = ask.generation
+        if generation in self.closed:
+            return Refused(generation=generation, code="closed", reason="closed")
+        if generation not in self.live:
+            used = sum(GEOMETRY.blocks(r.request.capacity_tokens) for r in self.live.values())
+            need = GEOMETRY.blocks(ask.request.capacity_tokens)
+            if need > self.num_blocks:
+                self.closed.add(generation)
+                return Refused(generation=generation, code="too_long", reason="pool too small")
+            if used + need > self.num_blocks:
+                return MustWait(generation=generation, reason="full")
+            self.live[generation] = _Record(ask.request, ask.prefill, "receiving")
+        return Reserved(
+            generation=generation,
+            reservation=Reservation(
+                allocation=AllocationId(generation), tables=((1,),) * DEPTHS, hidden_slot=1
+            ),
+            stamps=(Stamp("reserved", 1.0),),
+        )
+
+    def _prefill(self, ask: Prefill) -> WorkerToCoordinator:
+        if ask.generation in self.closed:
+            return Refused(generation=ask.generation, code="closed", reason="closed")
+        self.live.setdefault(ask.generation, _Record(ask.request, ask.decode, "computing"))
+        return PrefillAccepted(generation=ask.generation)
+
+    def _confirm(self, generation: Generation, outputs: int) -> None:
+        rows = self.log.get(generation, [])
+        if rows and rows[-1].finish_reason and outputs >= _stop(rows[-1]):
+            del self.log[generation]
+
+    def _release(self, generation: Generation) -> GenerationReleased:
+        del self.live[generation]
+        self.closed.add(generation)
+        return GenerationReleased(generation=generation)
+
+    def fail(self, generation: Generation, code: str) -> list[WorkerToCoordinator]:
+        self.log.pop(generation, None)
+        return [
+            GenerationFailed(generation=generation, code=code, error="scripted"),
+            self._release(generation),
+        ]
+
+    def compute(self, generation: Generation) -> list[WorkerToCoordinator]:
+        """P has computed the prompt."""
+        record = self.live[generation]
+        if record.phase != "computing":
+            return []
+        record.phase = "sending"
+        return [PrefillComplete(generation=generation, stamps=(Stamp("prefill_done", 2.0),))]
+
+    def receive(self, generation: Generation) -> list[WorkerToCoordinator]:
+        """D has everything that P sent."""
+        self.live[generation].phase = "received"
+        return [RequestReceived(generation=generation, stamps=(Stamp("committed", 3.0),))]
+
+    def acked(self, generation: Generation) -> list[WorkerToCoordinator]:
+        """P has heard that D has received everything."""
+        return [self._release(generation)]
+
+    def decode_step(self, generation: Generation, count: int = 1) -> list[WorkerToCoordinator]:
+        """D activates, or produces up to `count` tokens and releases after the last."""
+        record = self.live[generation]
+        if record.phase == "received":
+            record.phase = "active"
+            activated = RequestActivated(
+                generation=generation, stamps=(), prefill_tokens=0, recurrent_loops=0
+            )
+            return [activated]
+        if record.phase != "active":
+            return []
+        start, total = record.outputs, record.request.sampling.max_tokens
+        stop = min(start + count, total)
+        tokens = expected_tokens(record.request.prompt, total)
+        row = OutputRow(
+            generation=generation,
+            start_index=start,
+            token_ids=tokens[start:stop],
+            exit_depths=expected_depths(total)[start:stop],
+            finish_reason=FinishReason.LENGTH if stop == total else None,
+        )
+        record.outputs = stop
+        self.log.setdefault(generation, []).append(row)
+        messages: list[WorkerToCoordinator] = [Output(rows=(row,))]
+        if stop == total:
+            messages.append(self._release(generation))
+        return messages
+
+
+def _stop(row: OutputRow) -> int:
+    return row.start_index + len(row.token_ids)
+
+
+def hand_over(
+    prefill: ScriptedWorker, decode: ScriptedWorker, generation: Generation
+) -> tuple[list[WorkerToCoordinator], list[WorkerToCoordinator]]:
+    """P's WRITEs have all arrived at D, if both still want that: what each then says."""
+    source, target = prefill.live.get(generation), decode.live.get(generation)
+    if source is None or target is None:
+        return [], []
+    if source.phase != "sending" or target.phase != "receiving":
+        return [], []
+    received = decode.receive(generation)
+    return prefill.acked(generation), received

@@ -1,0 +1,240 @@
+"""A coordinator's state among scripted workers and clients, with each message on a line of its own.
+
+The lines can be delivered, lost or doubled one by one; check() runs after every event, and each
+client keeps what it was told and complains about what it must never hear.
+"""
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+from rlt.connector.messages import (
+    Accepted,
+    CancelDone,
+    CancelRequest,
+    ClientToCoordinator,
+    Confirm,
+    ConfirmRow,
+    CoordinatorToClient,
+    CoordinatorToWorker,
+    Generate,
+    Rejected,
+    WorkerExited,
+    WorkerToCoordinator,
+)
+from rlt.coordinator.config import CoordinatorConfig
+from rlt.coordinator.effects import ConfirmOutput, Deliver, Effect, SendClient, SendWorker
+from rlt.coordinator.now import Now
+from rlt.coordinator.state import CoordinatorState
+from rlt.runtime.interfaces import Delta, GenerateRequest
+from rlt.runtime.types import FinishReason, RequestId, SamplingParams
+
+from .workers import ScriptedWorker, expected_tokens, hand_over
+
+WALL_S = 1_800_000_000.0
+
+
+@dataclass
+class Life:
+    """One accepted submission, as its client saw it."""
+
+    request: GenerateRequest
+    tokens: list[int] = field(default_factory=list)
+    last: Delta | None = None
+    cancelled: bool = False
+
+
+@dataclass
+class ScriptedClient:
+    name: bytes
+    lives: list[Life] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    sent: dict[int, GenerateRequest] = field(default_factory=dict)
+    accepted: set[int] = field(default_factory=set)
+    gone: bool = False
+    cancel_done: int = 0
+
+    def live(self, request_id: RequestId) -> Life | None:
+        for life in reversed(self.lives):
+            if life.request.request_id == request_id:
+                return life if life.last is None else None
+        return None
+
+    def hear(self, message: CoordinatorToClient) -> None:
+        match message:
+            case Accepted(submission=submission):
+                if submission not in self.accepted:
+                    self.accepted.add(submission)
+                    self.lives.append(Life(self.sent[submission]))
+            case Rejected():
+                self.rejected.append(message)
+            case CancelDone(request_id=request_id):
+                self.cancel_done += 1
+                assert self.live(request_id) is None, "cancelled, and yet not ended"
+            case _:
+                pass
+
+    def take(self, delta: Delta) -> None:
+        life = self.live(delta.request_id)
+        assert life is not None, f"output of a request that has ended: {delta}"
+        assert delta.start_index == len(life.tokens)
+        assert len(delta.exit_depths) == len(delta.token_ids)
+        life.tokens += delta.token_ids
+        if delta.finish_reason is not None:
+            life.last = delta
+            prompt = life.request.prompt_token_ids
+            assert prompt is not None
+            whole = expected_tokens(prompt, life.request.sampling.max_tokens)
+            assert tuple(life.tokens) == whole[: len(life.tokens)]
+            if delta.finish_reason is FinishReason.LENGTH:
+                assert tuple(life.tokens) == whole
+
+
+class World:
+    def __init__(self, prefill: int = 1, decode: int = 1, **options: object) -> None:
+        config = CoordinatorConfig(runtime_dir="/nowhere", **options)  # type: ignore[arg-type]
+        self.time_s = 100.0
+        self.state = CoordinatorState(config, self.now, draw_seed=lambda: 7)
+        self.workers: dict[str, ScriptedWorker] = {}
+        self.dead: set[str] = set()
+        self.to_worker: dict[str, deque[CoordinatorToWorker]] = {}
+        self.to_coordinator: dict[str, deque[WorkerToCoordinator]] = {}
+        self.clients = {name: ScriptedClient(name) for name in (b"c0", b"c1")}
+        self._submissions = itertools.count(1)
+        for number in range(prefill):
+            self.add(ScriptedWorker(f"p{number}", "prefill"))
+        for number in range(decode):
+            self.add(ScriptedWorker(f"d{number}", "decode"))
+        self.deliver_all()
+
+    @property
+    def now(self) -> Now:
+        return Now(self.time_s, WALL_S + self.time_s)
+
+    def add(self, worker: ScriptedWorker) -> ScriptedWorker:
+        self.workers[worker.incarnation] = worker
+        self.to_worker[worker.incarnation] = deque()
+        self.to_coordinator[worker.incarnation] = deque([worker.register()])
+        return worker
+
+    def named(self, name: str) -> ScriptedWorker:
+        return next(w for w in self.workers.values() if w.name == name)
+
+    # Clients
+
+    def generate(
+        self,
+        name: str = "r",
+        prompt: tuple[int, ...] = (5, 6, 7),
+        max_tokens: int = 4,
+        client: bytes = b"c0",
+        deadline_s: float | None = None,
+    ) -> int:
+        submission = next(self._submissions)
+        request = GenerateRequest(
+            request_id=RequestId(name),
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            deadline_s=deadline_s,
+        )
+        self.clients[client].sent[submission] = request
+        self.from_client(Generate(submission=submission, request=request), client)
+        return submission
+
+    def cancel(self, name: str = "r", client: bytes = b"c0") -> None:
+        self.from_client(CancelRequest(request_id=RequestId(name)), client)
+
+    def from_client(self, message: ClientToCoordinator, client: bytes = b"c0") -> None:
+        self.perform(self.state.handle_client(client, message, self.now))
+
+    def life(self, name: str = "r", client: bytes = b"c0") -> Life:
+        lives = self.clients[client].lives
+        return [life for life in lives if life.request.request_id == name][-1]
+
+    # Messages
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendClient(client=client, message=answer):
+                    self.clients[client].hear(answer)
+                case Deliver(client=client, delta=delta):
+                    assert not self.clients[client].gone, "output for a client that is gone"
+                    self.clients[client].take(delta)
+                case SendWorker(incarnation=incarnation, message=ask):
+                    if incarnation not in self.dead:
+                        self.to_worker[incarnation].append(ask)
+                case ConfirmOutput(incarnation=incarnation, generation=generation, outputs=n):
+                    if incarnation not in self.dead:
+                        row = ConfirmRow(generation, n)
+                        self.to_worker[incarnation].append(Confirm(rows=(row,)))
+        self.state.check()
+
+    def deliver_to_worker(self, incarnation: str, *, twice: bool = False) -> None:
+        message = self.to_worker[incarnation].popleft()
+        for _ in range(1 + twice):
+            self.to_coordinator[incarnation].extend(self.workers[incarnation].handle(message))
+
+    def deliver_to_coordinator(self, incarnation: str, *, twice: bool = False) -> None:
+        message = self.to_coordinator[incarnation].popleft()
+        for _ in range(1 + twice):
+            self.perform(self.state.handle_worker(incarnation, message, self.now))
+
+    def deliver_all(self) -> None:
+        """Until no message is on any line; nobody does anything of its own accord."""
+        while any(self.to_worker.values()) or any(self.to_coordinator.values()):
+            for incarnation in list(self.workers):
+                while self.to_worker[incarnation]:
+                    self.deliver_to_worker(incarnation)
+                while self.to_coordinator[incarnation]:
+                    self.deliver_to_coordinator(incarnation)
+
+    # Workers and time
+
+    def work(self) -> None:
+        """Everybody does one thing for each generation that they hold."""
+        living = [w for w in self.workers.values() if w.incarnation not in self.dead]
+        for worker in living:
+            for generation, record in list(worker.live.items()):
+                line = self.to_coordinator[worker.incarnation]
+                if worker.role == "decode":
+                    line.extend(worker.decode_step(generation))
+                    continue
+                line.extend(worker.compute(generation))
+                peer = self.workers.get(record.peer)
+                if peer is not None and peer.incarnation not in self.dead:
+                    released, received = hand_over(worker, peer, generation)
+                    line.extend(released)
+                    self.to_coordinator[peer.incarnation].extend(received)
+
+    def beat(self) -> None:
+        for worker in self.workers.values():
+            if worker.incarnation not in self.dead:
+                again = worker.register() if worker.welcome is None else worker.heartbeat()
+                self.to_coordinator[worker.incarnation].append(again)
+
+    def pass_time(self, seconds: float) -> None:
+        self.time_s += seconds
+        self.perform(self.state.tick(self.now))
+
+    def kill(self, incarnation: str, *, noticed: bool = True) -> None:
+        worker = self.workers.pop(incarnation)
+        self.dead.add(incarnation)
+        del self.to_worker[incarnation], self.to_coordinator[incarnation]
+        if noticed:
+            message = WorkerExited(worker=worker.name, pid=worker.pid, status=-9)
+            self.perform(self.state.handle_worker("supervisor", message, self.now))
+
+    def leave(self, client: bytes) -> None:
+        self.clients[client].gone = True
+        self.perform(self.state.client_gone(client, self.now))
+
+    def run_until_idle(self, rounds: int = 300) -> None:
+        for _ in range(rounds):
+            self.work()
+            self.beat()
+            self.deliver_all()
+            if self.state.idle:
+                return
+            self.pass_time(0.3)
+        raise AssertionError(f"not idle: {self.state.statistics()}")
