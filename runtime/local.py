@@ -1,25 +1,23 @@
 """A whole engine in this process: prefill and decode on one EngineCore, no coordinator.
 
-Owns the engine's thread, the generations that it numbers, and which request ID each one serves.
-The core is touched on that thread alone: callers leave commands and wake it, and so does the
-executor. A request ID is free again as soon as its last delta is out.
+Owns the generations that it numbers, and which request ID each one serves. The core is touched on
+the engine's thread alone; callers leave commands for it.
+A request ID is free again as soon as its last delta is out.
 """
 
-import logging
 import queue
 import secrets
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from .clock import SystemClock
 from .config import EngineConfig
 from .engine_core import EngineCore
+from .engine_thread import EngineThread
 from .errors import (
     DeadlineExceeded,
     DuplicateRequest,
@@ -30,28 +28,11 @@ from .errors import (
 )
 from .events import EngineEvent, RequestFailed, TokensProduced
 from .interfaces import Clock, Delta, Executor, GenerateRequest
+from .local_result import Result, joined
 from .local_stream import Deliver, LocalStream
 from .prompt import Tokenizer, prompt_token_ids
-from .types import EngineRequest, FinishReason, Generation, RequestId, Stamp, TokenLogprobs
+from .types import EngineRequest, Generation, RequestId
 from .validate import resolve_request
-
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one request's output. error_code and error are set where finish_reason is ERROR."""
-
-    request_id: RequestId
-    token_ids: tuple[int, ...]
-    exit_depths: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: FinishReason
-    num_prompt_tokens: int
-    error_code: str | None
-    error: str | None
-    timeline: tuple[Stamp, ...]
 
 
 class LocalEngine:
@@ -69,27 +50,25 @@ class LocalEngine:
         """executor: None loads config.model."""
         self._clock = clock or SystemClock()
         self._tokenizer = tokenizer
-        self._executor = executor or _load(config, self._clock)
-        capabilities, limits = self._executor.capabilities(), self._executor.admission_limits()
+        executor = executor or _load(config, self._clock)
+        capabilities, limits = executor.capabilities(), executor.admission_limits()
         geometry = capabilities.geometry
         self._model = capabilities.model
         self._pool_tokens = limits.num_blocks // geometry.num_depths * geometry.block_size
         self._core = EngineCore(
-            self._executor,
+            executor,
             chunk_tokens=config.chunk_tokens,
             clock=self._clock,
             max_waiting=max_waiting,
         )
-        self._lock = threading.Lock()  # guards the five below
+        self._lock = threading.Lock()  # guards the four below
         self._streams: dict[Generation, LocalStream] = {}
         self._generations: dict[RequestId, Generation] = {}
-        self._commands: deque[Callable[[], None]] = deque()
         self._last_generation = 0
         self._closed: str | None = None  # why nothing is accepted any more
         self._deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
-        self._wake = threading.Event()
-        self._executor.set_event_sink(self._wake.set)
-        self._thread = threading.Thread(target=self._run, name="rlt-engine")
+        self._thread = EngineThread(self._tick, self._on_thread_failure)
+        executor.set_event_sink(self._thread.wake)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -125,17 +104,15 @@ class LocalEngine:
             delta = deltas.get()
             collected[delta.request_id].append(delta)
             unfinished -= delta.finish_reason is not None
-        return [_joined(collected[request.request_id]) for request in requests]
+        return [joined(collected[request.request_id]) for request in requests]
 
     def cancel(self, request_id: RequestId) -> None:
-        """Its last delta says CANCELLED; unknown IDs are nothing to do."""
+        """Its last delta says CANCELLED. An ID that is not live: nothing to do."""
         with self._lock:
             generation = self._generations.get(request_id)
-            if generation is None:
-                return
-            self._close_stream(generation).cancel()
-            self._commands.append(lambda: self._drop(generation))
-        self._wake.set()
+            if generation is not None:
+                self._close_stream(generation).cancel()
+                self._thread.post(lambda: self._core.cancel(generation))
 
     def active(self) -> tuple[RequestId, ...]:
         with self._lock:
@@ -150,30 +127,29 @@ class LocalEngine:
         except queue.Empty:
             return []
         if found[-1] is None:
-            self._deltas.put(None)  # the engine is shut down: whoever asks next hears it too
+            self._deltas.put(None)  # whoever asks next hears of the end too
         return [delta for delta in found if delta is not None]
 
     def statistics(self) -> dict[str, object]:
-        return dict(self._ask(self._core.statistics))
+        return dict(self._thread.ask(self._core.statistics))
 
     def check(self) -> None:
         """Raises InvariantBroken if the engine's books do not add up."""
-        self._ask(self._core.check)
+        self._thread.ask(self._core.check)
 
     def shutdown(self) -> None:
-        """Cancel what lives, end the thread, close the executor. Idempotent."""
-        self._close("the engine was shut down")
-        self._thread.join()
+        """Cancel what lives, end the thread, then the executor. Idempotent."""
+        self._close("the engine was shut down", None)
+        self._thread.stop()
         self._core.shutdown()
 
     # On the caller's thread.
 
     def _submit(self, request: GenerateRequest, deliver: Deliver) -> None:
-        prompt = prompt_token_ids(request, self._tokenizer)
         resolved = resolve_request(
             request,
-            prompt,
-            generation=Generation(0),
+            prompt_token_ids(request, self._tokenizer),
+            generation=Generation(0),  # numbered when it is queued
             seed=secrets.randbits(63),
             model=self._model,
             pool_tokens=self._pool_tokens,
@@ -202,42 +178,21 @@ class LocalEngine:
             numbered = msgspec.structs.replace(resolved, generation=generation)
             self._streams[generation] = stream
             self._generations[stream.request_id] = generation
-            self._commands.append(lambda: self._add(numbered))
-        self._wake.set()
+            self._thread.post(lambda: self._add(numbered))
 
-    def _ask(self, question: Callable[[], T]) -> T:
-        """Run on the engine's thread, where the core may be read."""
-        answer: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(question())
-            except Exception as error:
-                answer.set_exception(error)
-
-        with self._lock:
-            closed = self._closed is not None
-            if not closed:
-                self._commands.append(run)
-        if closed:
-            self._thread.join()
-            return question()  # the thread has ended: nobody else touches the core
-        self._wake.set()
-        return answer.result()
-
-    def _close(self, reason: str, error: RltError | None = None) -> None:
+    def _close(self, reason: str, error: RltError | None) -> None:
         """Accept nothing more and end every stream. The first reason stands."""
         with self._lock:
-            if self._closed is None:
-                self._closed = reason
-                for generation in list(self._streams):
-                    stream = self._close_stream(generation)
-                    if error is None:
-                        stream.cancel()
-                    else:
-                        stream.fail(error)
-                self._deltas.put(None)
-        self._wake.set()
+            if self._closed is not None:
+                return
+            self._closed = reason
+            for generation in list(self._streams):
+                stream = self._close_stream(generation)
+                if error is None:
+                    stream.cancel()
+                else:
+                    stream.fail(error)
+            self._deltas.put(None)
 
     def _close_stream(self, generation: Generation) -> LocalStream:
         stream = self._streams.pop(generation)
@@ -246,95 +201,53 @@ class LocalEngine:
 
     # On the engine's thread.
 
-    def _run(self) -> None:
-        try:
-            while self._closed is None:
-                self._wake.wait(self._time_to_next_deadline_s())
-                self._wake.clear()
-                self._run_commands()
-                self._expire()
-                self._deliver(self._core.step())
-        except Exception as error:
-            logger.exception("the local engine's thread failed")
-            message = f"the engine failed: {type(error).__name__}: {error}"
-            self._close(message, WorkerError(message))
-        self._run_commands()
-
-    def _run_commands(self) -> None:
+    def _tick(self) -> float | None:
+        self._expire(self._clock.now_s())
+        for event in self._core.step():
+            self._deliver(event)
         with self._lock:
-            commands = list(self._commands)
-            self._commands.clear()
-        for command in commands:
-            command()
+            deadlines = [stream.deadline_at_s for stream in self._streams.values()]
+        known = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(known) - self._clock.now_s()) if known else None
+
+    def _on_thread_failure(self, error: Exception) -> None:
+        message = f"the engine failed: {type(error).__name__}: {error}"
+        self._close(message, WorkerError(message))
 
     def _add(self, request: EngineRequest) -> None:
+        with self._lock:
+            if request.generation not in self._streams:
+                return  # over before it began: its deadline was too near
         try:
             self._core.add_local(request)
         except RequestError as error:
             self._fail(request.generation, error)
-
-    def _drop(self, generation: Generation) -> None:
-        self._core.cancel(generation)
 
     def _fail(self, generation: Generation, error: RltError) -> None:
         with self._lock:
             if generation in self._streams:
                 self._close_stream(generation).fail(error)
 
-    def _deliver(self, events: list[EngineEvent]) -> None:
-        for event in events:
-            if isinstance(event, RequestFailed):
-                self._fail(event.generation, error_from(event.code, event.message))
-            elif isinstance(event, TokensProduced):
-                self._deliver_tokens(event)
+    def _deliver(self, event: EngineEvent) -> None:
+        if isinstance(event, RequestFailed):
+            self._fail(event.generation, error_from(event.code, event.message))
+        elif isinstance(event, TokensProduced):
+            with self._lock:
+                if (stream := self._streams.get(event.generation)) is not None:
+                    if event.finish_reason is not None:
+                        self._close_stream(event.generation)
+                    stream.on_tokens(event)
 
-    def _deliver_tokens(self, event: TokensProduced) -> None:
+    def _expire(self, now_s: float) -> None:
         with self._lock:
-            if (stream := self._streams.get(event.generation)) is not None:
-                if event.finish_reason is not None:
-                    self._close_stream(event.generation)
-                stream.on_tokens(event)
-
-    def _time_to_next_deadline_s(self) -> float | None:
-        with self._lock:
-            deadlines = [
-                stream.deadline_at_s
-                for stream in self._streams.values()
-                if stream.deadline_at_s is not None
-            ]
-        return max(0.0, min(deadlines) - self._clock.now_s()) if deadlines else None
-
-    def _expire(self) -> None:
-        now_s = self._clock.now_s()
-        with self._lock:
-            late = [
-                generation
-                for generation, stream in self._streams.items()
-                if stream.deadline_at_s is not None and stream.deadline_at_s <= now_s
-            ]
-        for generation in late:
-            self._fail(generation, DeadlineExceeded("the request's deadline has passed"))
-            self._drop(generation)
+            deadlines = [(g, stream.deadline_at_s) for g, stream in self._streams.items()]
+        for generation, deadline_s in deadlines:
+            if deadline_s is not None and deadline_s <= now_s:
+                self._fail(generation, DeadlineExceeded("the request's deadline has passed"))
+                self._core.cancel(generation)
 
 
 def _load(config: EngineConfig, clock: Clock) -> Executor:
     from .executor import build_executor  # loads torch: only where a model is wanted
 
     return build_executor(config, clock)
-
-
-def _joined(deltas: list[Delta]) -> Result:
-    last = deltas[-1]
-    assert last.finish_reason is not None and last.num_prompt_tokens is not None
-    return Result(
-        request_id=last.request_id,
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        exit_depths=tuple(depth for delta in deltas for depth in delta.exit_depths),
-        text="".join(delta.text for delta in deltas),
-        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
-        finish_reason=last.finish_reason,
-        num_prompt_tokens=last.num_prompt_tokens,
-        error_code=last.error_code,
-        error=last.error,
-        timeline=last.timeline,
-    )
