@@ -22,7 +22,7 @@ LONGEST_NAME = "/prefill-0000.sock"
 def default_base() -> Path:
     """$XDG_RUNTIME_DIR/rlt, or /tmp/rlt-<uid> where there is none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "rlt" if runtime else Path(tempfile.gettempdir()) / f"rlt-{os.getuid()}"
+    return Path(runtime) / "rlt" if runtime else Path(f"/tmp/rlt-{os.getuid()}")
 
 
 @contextmanager
