@@ -42,7 +42,7 @@ class Driver:
     def __init__(self, run: Run, geometry: KVGeometry, num_blocks: int) -> None:
         self._run = run
         self.geometry = geometry
-        # Highest first and interleaved over planes: block rows are never contiguous or in order.
+        # Taken from the end, one per plane in turn: no plane has consecutive blocks.
         self._free = list(range(num_blocks))
         self._sequence = 0
         self.outputs: list[ModelRunnerOutput] = []
