@@ -23,8 +23,8 @@ def golden_json() -> dict[str, Any]:
 
 
 def golden_worker(**options: Any) -> Worker:
-    options = {"model": str(CKPT), "num_blocks": 4096, "device": "cpu"} | options
-    return load_worker(EngineConfig(**options), SystemClock())
+    base: dict[str, Any] = {"model": str(CKPT), "num_blocks": 4096, "device": "cpu"}
+    return load_worker(EngineConfig(**(base | options)), SystemClock())
 
 
 def changed_copy(

@@ -43,7 +43,7 @@ def shard(folder: Path, **index_changes: str) -> Path:
     """The golden checkpoint in two files; index_changes move names in the index alone."""
     weights = load_file(CKPT / "model.safetensors")
     (folder / "config.json").write_text((CKPT / "config.json").read_text())
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, part in enumerate((sorted(weights)[::2], sorted(weights)[1::2])):
         name = f"model-{number + 1:05d}-of-00002.safetensors"
         save_file({key: weights[key] for key in part}, folder / name)
