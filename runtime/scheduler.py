@@ -92,7 +92,7 @@ class Scheduler:
         self._waiting.add(spec.generation, self._kv.blocks_for(tokens))
 
     def reserve(self, spec: EngineRequest) -> Reservation | Wait | Refuse:
-        """Blocks for prompt and maximum output, and a receive slot. Asked again: the same answer."""
+        """Blocks for prompt and output, and a receive slot. Asked again: the same answer."""
         known = self._book.get(spec.generation)
         if known is not None:
             if known.reservation is None or known.over:

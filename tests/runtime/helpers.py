@@ -31,8 +31,10 @@ def engine_request(
     )
 
 
-def local_core(executor: SimulatedExecutor, *, chunk_tokens: int = 4, **options: int) -> EngineCore:
-    return EngineCore(executor, chunk_tokens=chunk_tokens, clock=Clock(), **options)
+def local_core(
+    executor: SimulatedExecutor, *, chunk_tokens: int = 4, max_waiting: int = 1024
+) -> EngineCore:
+    return EngineCore(executor, chunk_tokens=chunk_tokens, clock=Clock(), max_waiting=max_waiting)
 
 
 def drain(core: EngineCore, limit: int = 5000) -> list[EngineEvent]:

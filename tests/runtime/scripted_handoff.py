@@ -3,7 +3,7 @@
 `Pair` joins a prefill and a decode engine; nothing moves between them until the test says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import EngineEvent, Refuse, Reservation, Wait
@@ -76,9 +76,10 @@ class ScriptedSchedulerConnector:
 class ScriptedWorkerConnector:
     def __init__(self) -> None:
         self.posted: list[SendOrder] = []
-        self.closed = False
+        self.before_post: Callable[[], None] = lambda: None
 
     def post(self, orders: Sequence[SendOrder]) -> None:
+        self.before_post()
         self.posted += orders
 
     def poll(self) -> TransferFeedback:
@@ -87,8 +88,7 @@ class ScriptedWorkerConnector:
     def outstanding(self) -> bool:
         return bool(self.posted)
 
-    def close(self) -> None:
-        self.closed = True
+    def close(self) -> None: ...
 
 
 class Side:

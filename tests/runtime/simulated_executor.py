@@ -72,6 +72,7 @@ class SimulatedExecutor:
         self.eager = eager
         self.fail_next_pass: str | None = None
         self.plans: list[SchedulerOutput] = []  # everything ever submitted
+        self.scores: list[GateScore] = []  # everything ever reported
         self.shut_down = False
         self._limits = AdmissionLimits(
             num_blocks=num_blocks,
@@ -199,6 +200,7 @@ class SimulatedExecutor:
         for prelude in plan.prelude:
             self._prelude(prelude)
         loops = [self._loop(row) for row in plan.loops]
+        self.scores += [score for _, score in loops if score is not None]
         return ModelRunnerOutput(
             sequence=plan.sequence,
             stage=plan.stage,

@@ -92,6 +92,26 @@ def test_a_stop_token_stops_even_when_eos_is_ignored() -> None:
     assert stopped[2] is FinishReason.STOP
 
 
+def test_exit_depths_follow_from_the_scores_of_each_token_alone() -> None:
+    executor = SimulatedExecutor(num_blocks=400)
+    core = local_core(executor)
+    core.add_local(engine_request(1, max_tokens=20, threshold=0.6, min_loops=2))
+    outcome = outcomes(drain(core))[Generation(1)]
+    by_position: dict[int, list[float]] = {}
+    for score in executor.scores:
+        by_position.setdefault(score.position, []).append(score.score)
+    expected = [4]
+    for _, hazards in sorted(by_position.items()):
+        survival, depth = 1.0, 4
+        for loop, hazard in enumerate(hazards, start=1):
+            survival *= 1.0 - hazard
+            if loop >= 2 and 1.0 - survival >= 0.6:
+                depth = loop
+        expected.append(depth)
+    assert outcome.depths == expected
+    assert set(expected[1:]) >= {2, 3}, "the scores are too alike to tell anything"
+
+
 def test_a_fixed_depth_asks_for_no_score() -> None:
     executor = SimulatedExecutor()
     core = local_core(executor)
@@ -207,6 +227,19 @@ def test_a_live_generation_cannot_be_added_again() -> None:
     with pytest.raises(ProtocolError):
         core.add_local(engine_request(1))
     drain(core)
+
+
+def test_a_range_at_another_depth_than_planned_is_dropped() -> None:
+    executor = SimulatedExecutor(eager=False)
+    core = local_core(executor)
+    core.add_local(engine_request(1))
+    core.step()
+    executor.finish_pass()
+    real = executor.collect()[0]
+    strange = msgspec.structs.replace(real.finished_ranges[0], depth=2)
+    executor.inject(msgspec.structs.replace(real, finished_ranges=(strange,)))
+    assert outcomes(core.step())[Generation(1)].error == "pass_failed"
+    assert core.statistics()["dropped_results"] == 1
 
 
 @pytest.mark.parametrize("count", [None, 0, 3])

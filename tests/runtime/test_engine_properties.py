@@ -86,6 +86,8 @@ def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
         events += drain(core)
     events += core.step()
     at_rest(core)
+    for plan in executor.plans:
+        assert sum(len(row.range) for row in plan.prefill) <= chunk_tokens
     ended = outcomes(events)
     assert {request.generation for request in made} == set(ended)
     for request in made:

@@ -37,6 +37,11 @@ def test_exit_depth(settings: ExitSettings, hazards: list[float], depth: int) ->
     assert exit_depth(settings, hazards) == depth
 
 
+def test_threshold_one_never_exits_early_even_if_a_score_of_one_is_fed() -> None:
+    policy = exit_policy_for(ExitSettings(1.0, 1, 4))
+    assert [policy.exits_after(loop, 1.0) for loop in range(1, 5)] == [False, False, False, True]
+
+
 def test_the_product_starts_again_with_every_token() -> None:
     policy = exit_policy_for(ExitSettings(0.5, 1, 4))
     assert [policy.exits_after(1, 0.3), policy.exits_after(2, 0.3)] == [False, True]

@@ -14,7 +14,8 @@ import torch
 
 from rlt.runtime.config import EngineConfig
 from rlt.runtime.interfaces import GenerateRequest
-from rlt.runtime.local import LocalEngine, Result
+from rlt.runtime.local import LocalEngine
+from rlt.runtime.local_result import Result
 from rlt.runtime.types import ExitParams, RequestId, SamplingParams
 
 GOLDEN = Path(__file__).parent.parent / "golden"

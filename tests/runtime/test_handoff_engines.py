@@ -58,9 +58,12 @@ def test_a_depth_may_be_sent_while_the_next_loop_computes(pair: Pair) -> None:
     pair.start(engine_request(1))
     pair.prefill.step()
     pair.prefill.executor.finish_pass()
+    queued_at_post: list[bool] = []
+    executor = pair.prefill.executor
+    pair.prefill.transfers.before_post = lambda: queued_at_post.append(executor.pass_queued)
     pair.prefill.step()
     assert [order.depth for order in pair.prefill.transfers.posted] == [0]
-    assert pair.prefill.executor.pass_queued, "the next loop was not submitted before the WRITE"
+    assert queued_at_post == [True], "the next loop was not submitted before the WRITE"
 
 
 def test_p_keeps_its_blocks_until_the_connector_says_that_sending_ended(pair: Pair) -> None:
