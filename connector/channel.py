@@ -36,7 +36,7 @@ class SendResult(Enum):
 class _Channel(Generic[In]):
     def __init__(self, kind: int, incoming: Any, high_water: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._socket = zmq.Context.instance().socket(kind)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.SNDHWM, high_water)
         self._socket.set(zmq.RCVHWM, high_water)
@@ -117,7 +117,7 @@ class RouterChannel(_Channel[In], Generic[In, Out]):
             raise ConfigError(
                 f"cannot listen at {endpoint}: {error.strerror}; choose another address"
             ) from error
-        real = self._socket.get_string(zmq.LAST_ENDPOINT)
+        real = str(self._socket.get_string(zmq.LAST_ENDPOINT))
         if real.startswith("ipc://"):
             self._file = real.removeprefix("ipc://")
         self._look_again()

@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary, and one union per direction.
 
-Frozen, tagged, keyword-only; the decoder refuses unknown fields, unknown tags and wrong types. After
-admission every message names its generation; a client's request ID never reaches a worker.
+Frozen, tagged, keyword-only; the decoder refuses unknown fields, unknown tags and wrong types.
+After admission every message names its generation; a client's request ID never reaches a worker.
 Every ask is repeated until it is answered, so handling any message twice must be harmless.
 """
 
@@ -31,13 +31,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # Client -> coordinator
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message of a connection. Answered by ServiceInfo."""
 
     protocol_version: int = PROTOCOL_VERSION
 
 
-class Generate(Message, tag="generate"):
+class Generate(Message, frozen=True, kw_only=True, tag="generate"):
     """Ask for a generation. `submission` is new for every call on one connection; sending the same
     one again changes nothing. Answered by Accepted or Rejected."""
 
@@ -45,13 +45,13 @@ class Generate(Message, tag="generate"):
     request: GenerateRequest
 
 
-class CancelRequest(Message, tag="cancel_request"):
+class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel_request"):
     """Answered by CancelDone, after which no output of this request is sent."""
 
     request_id: RequestId
 
 
-class AskStatistics(Message, tag="ask_statistics"):
+class AskStatistics(Message, frozen=True, kw_only=True, tag="ask_statistics"):
     """Answered by Statistics with the same tag."""
 
     ask: int
@@ -63,7 +63,7 @@ ClientToCoordinator = Hello | Generate | CancelRequest | AskStatistics
 # Coordinator -> client
 
 
-class ServiceInfo(Message, tag="service_info"):
+class ServiceInfo(Message, frozen=True, kw_only=True, tag="service_info"):
     """ready: at least one pair can serve."""
 
     protocol_version: int
@@ -71,11 +71,11 @@ class ServiceInfo(Message, tag="service_info"):
     ready: bool
 
 
-class Accepted(Message, tag="accepted"):
+class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
     submission: int
 
 
-class Rejected(Message, tag="rejected"):
+class Rejected(Message, frozen=True, kw_only=True, tag="rejected"):
     """The request was not taken (a live one with the same ID, if any, goes on)."""
 
     submission: int
@@ -84,17 +84,17 @@ class Rejected(Message, tag="rejected"):
     error: str
 
 
-class Deltas(Message, tag="deltas"):
+class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
     """New output of any of the connection's requests, in order per request."""
 
     deltas: tuple[Delta, ...]
 
 
-class CancelDone(Message, tag="cancel_done"):
+class CancelDone(Message, frozen=True, kw_only=True, tag="cancel_done"):
     request_id: RequestId
 
 
-class Statistics(Message, tag="statistics"):
+class Statistics(Message, frozen=True, kw_only=True, tag="statistics"):
     """values: coordinator counters; workers: each worker's last heartbeat."""
 
     ask: int
@@ -111,7 +111,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float]
 
 
-class Alive(Message, tag="alive"):
+class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """Sent every second to connections with live requests: each side learns of the other's
     death."""
 
@@ -122,7 +122,7 @@ CoordinatorToClient = ServiceInfo | Accepted | Rejected | Deltas | CancelDone | 
 # Worker -> coordinator
 
 
-class Register(Message, tag="register"):
+class Register(Message, frozen=True, kw_only=True, tag="register"):
     """First message of an incarnation. Answered by Welcome or RegisterRefused.
 
     peer_endpoint: where this decode worker listens for prefill workers; empty at a prefill worker.
@@ -148,7 +148,7 @@ class LiveGeneration(msgspec.Struct, frozen=True, array_like=True):
     outputs: int = 0  # tokens produced so far (decode)
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent on the same ordered connection as everything else, so that what it lists is complete:
     a generation that the coordinator knows as answered and that is missing here has been released.
     """
@@ -158,13 +158,13 @@ class Heartbeat(Message, tag="heartbeat"):
     statistics: dict[str, float]
 
 
-class PairReady(Message, tag="pair_ready"):
+class PairReady(Message, frozen=True, kw_only=True, tag="pair_ready"):
     """A prefill worker and this decode incarnation have exchanged pools and can transfer."""
 
     decode: str
 
 
-class PairClosed(Message, tag="pair_closed"):
+class PairClosed(Message, frozen=True, kw_only=True, tag="pair_closed"):
     """The pair cannot transfer (any more). refused: their pools or models do not match."""
 
     decode: str
@@ -172,18 +172,18 @@ class PairClosed(Message, tag="pair_closed"):
     refused: bool = False
 
 
-class Reserved(Message, tag="reserved"):
+class Reserved(Message, frozen=True, kw_only=True, tag="reserved"):
     generation: Generation
     reservation: Reservation
     stamps: tuple[Stamp, ...] = ()
 
 
-class MustWait(Message, tag="must_wait"):
+class MustWait(Message, frozen=True, kw_only=True, tag="must_wait"):
     generation: Generation
     reason: str
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     """Answer to Reserve or Prefill: this worker will never take this generation."""
 
     generation: Generation
@@ -191,25 +191,25 @@ class Refused(Message, tag="refused"):
     reason: str
 
 
-class PrefillAccepted(Message, tag="prefill_accepted"):
+class PrefillAccepted(Message, frozen=True, kw_only=True, tag="prefill_accepted"):
     generation: Generation
 
 
-class PrefillComplete(Message, tag="prefill_complete"):
+class PrefillComplete(Message, frozen=True, kw_only=True, tag="prefill_complete"):
     """Compute is done (the compute credit returns); blocks stay until Released."""
 
     generation: Generation
     stamps: tuple[Stamp, ...]
 
 
-class RequestReceived(Message, tag="received"):
+class RequestReceived(Message, frozen=True, kw_only=True, tag="received"):
     """D holds the whole prompt. What it does not prove: that D runs it, or that P let go."""
 
     generation: Generation
     stamps: tuple[Stamp, ...]
 
 
-class RequestActivated(Message, tag="activated"):
+class RequestActivated(Message, frozen=True, kw_only=True, tag="activated"):
     generation: Generation
     stamps: tuple[Stamp, ...]
     prefill_tokens: int
@@ -225,13 +225,13 @@ class OutputRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: FinishReason | None = None
 
 
-class Output(Message, tag="output"):
+class Output(Message, frozen=True, kw_only=True, tag="output"):
     """One frame per step for all rows. D keeps tokens until Confirm; Resend asks again on a gap."""
 
     rows: tuple[OutputRow, ...]
 
 
-class GenerationFailed(Message, tag="failed"):
+class GenerationFailed(Message, frozen=True, kw_only=True, tag="failed"):
     """The generation ends with this error; GenerationReleased follows."""
 
     generation: Generation
@@ -239,7 +239,7 @@ class GenerationFailed(Message, tag="failed"):
     error: str
 
 
-class GenerationReleased(Message, tag="released"):
+class GenerationReleased(Message, frozen=True, kw_only=True, tag="released"):
     """Everything this worker held is back (or quarantined and counted). Also answers Cancel."""
 
     generation: Generation
@@ -268,7 +268,7 @@ WorkerToCoordinator = (
 # Supervisor -> coordinator (same socket as the workers)
 
 
-class WorkerExited(Message, tag="worker_exited"):
+class WorkerExited(Message, frozen=True, kw_only=True, tag="worker_exited"):
     """A local worker process is dead and reaped."""
 
     worker: str
@@ -279,12 +279,12 @@ class WorkerExited(Message, tag="worker_exited"):
 # Coordinator -> worker
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     epoch: int
     heartbeat_s: float
 
 
-class RegisterRefused(Message, tag="register_refused"):
+class RegisterRefused(Message, frozen=True, kw_only=True, tag="register_refused"):
     reason: str
 
 
@@ -295,20 +295,20 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
 
 
-class Peers(Message, tag="peers"):
+class Peers(Message, frozen=True, kw_only=True, tag="peers"):
     """Every live worker of the other role. Who is missing is gone."""
 
     version: int
     peers: tuple[Peer, ...]
 
 
-class HeartbeatAnswer(Message, tag="heartbeat_answer"):
+class HeartbeatAnswer(Message, frozen=True, kw_only=True, tag="heartbeat_answer"):
     """The coordinator lives. oldest_live: generations below it are closed for good."""
 
     oldest_live: Generation
 
 
-class Reserve(Message, tag="reserve"):
+class Reserve(Message, frozen=True, kw_only=True, tag="reserve"):
     """Answered by Reserved, MustWait or Refused; the same generation gets the same blocks."""
 
     generation: Generation
@@ -316,7 +316,7 @@ class Reserve(Message, tag="reserve"):
     prefill: str  # incarnation of the prefill worker that will write
 
 
-class Prefill(Message, tag="prefill"):
+class Prefill(Message, frozen=True, kw_only=True, tag="prefill"):
     """Answered by PrefillAccepted or Refused."""
 
     generation: Generation
@@ -325,7 +325,7 @@ class Prefill(Message, tag="prefill"):
     reservation: Reservation
 
 
-class Cancel(Message, tag="cancel"):
+class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
     """Answered by GenerationReleased. writer_never_started: Prefill was never sent to any worker,
     so nobody can write into the reservation."""
 
@@ -338,16 +338,16 @@ class ConfirmRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     outputs: int  # tokens 0..outputs-1 arrived, and the finish reason if they were all
 
 
-class Confirm(Message, tag="confirm"):
+class Confirm(Message, frozen=True, kw_only=True, tag="confirm"):
     rows: tuple[ConfirmRow, ...]
 
 
-class Resend(Message, tag="resend"):
+class Resend(Message, frozen=True, kw_only=True, tag="resend"):
     generation: Generation
     start_index: int
 
 
-class Shutdown(Message, tag="shutdown"):
+class Shutdown(Message, frozen=True, kw_only=True, tag="shutdown"):
     """Stop now: everything live is dropped. The coordinator drains before it sends this."""
 
 
@@ -368,7 +368,7 @@ CoordinatorToWorker = (
 # Prefill -> decode
 
 
-class PairHello(Message, tag="pair_hello"):
+class PairHello(Message, frozen=True, kw_only=True, tag="pair_hello"):
     """Open a pair. Answered by PairWelcome or PairRefused."""
 
     worker: str
@@ -379,7 +379,7 @@ class PairHello(Message, tag="pair_hello"):
     agent_metadata: bytes
 
 
-class Chunk(Message, tag="chunk"):
+class Chunk(Message, frozen=True, kw_only=True, tag="chunk"):
     """The WRITE of one chunk was posted. Says nothing about its arrival. depth None: the hidden
     state."""
 
@@ -395,7 +395,7 @@ class ChunkSpec(msgspec.Struct, frozen=True, array_like=True):
     range: TokenRange
 
 
-class Commit(Message, tag="commit"):
+class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     """All of `chunks` have been posted, and nothing else will be. Says nothing about arrival.
 
     stamps: P's part of the timeline, which D passes on.
@@ -407,7 +407,7 @@ class Commit(Message, tag="commit"):
     stamps: tuple[Stamp, ...] = ()
 
 
-class WriterEnded(Message, tag="writer_ended"):
+class WriterEnded(Message, frozen=True, kw_only=True, tag="writer_ended"):
     """Sequences 0..posted-1 were posted, all their handles are terminal, no more will follow."""
 
     generation: Generation
@@ -420,24 +420,24 @@ PrefillToDecode = PairHello | Chunk | Commit | WriterEnded
 # Decode -> prefill
 
 
-class PairWelcome(Message, tag="pair_welcome"):
+class PairWelcome(Message, frozen=True, kw_only=True, tag="pair_welcome"):
     incarnation: str
     pool: PoolDescription
     agent_metadata: bytes
 
 
-class PairRefused(Message, tag="pair_refused"):
+class PairRefused(Message, frozen=True, kw_only=True, tag="pair_refused"):
     incarnation: str
     reason: str
 
 
-class Ack(Message, tag="ack"):
+class Ack(Message, frozen=True, kw_only=True, tag="ack"):
     """D has received everything. Answers Commit."""
 
     generation: Generation
 
 
-class Stop(Message, tag="stop"):
+class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """Post nothing more for this generation. Answered by WriterEnded."""
 
     generation: Generation

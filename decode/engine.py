@@ -43,7 +43,7 @@ from ..runtime.events import (
     TokensProduced,
     Wait,
 )
-from ..runtime.types import Generation, Stamp
+from ..runtime.types import Stamp
 from .outputs import OutputLog
 from .pairs import PairDesk
 
@@ -57,7 +57,6 @@ class DecodeEngine:
         self._outputs = OutputLog()
         self._new_rows: list[OutputRow] = []
         self._pairs = PairDesk(
-            parts.connector.pool,
             parts.connector,
             incarnation=parts.incarnation,
             fingerprint=parts.model.fingerprint,
@@ -239,4 +238,3 @@ class DecodeEngine:
             if g not in running
         ]
         return tuple(rows)
-

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import assert_never
 
 from ..connector.channel import RouterChannel
-from ..connector.geometry import PoolDescription, check_compatible
 from ..connector.messages import (
     PROTOCOL_VERSION,
     Chunk,
@@ -22,7 +21,7 @@ from ..connector.messages import (
     PrefillToDecode,
     WriterEnded,
 )
-from ..connector.worker_connector import NixlWorkerConnector
+from ..connector.worker_connector import WorkerConnector
 from ..runtime.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -31,14 +30,12 @@ logger = logging.getLogger(__name__)
 class PairDesk:
     def __init__(
         self,
-        pool: PoolDescription,
-        connector: NixlWorkerConnector,
+        connector: WorkerConnector,
         *,
         incarnation: str,
         fingerprint: str,
         on_message: Callable[[str, Chunk | Commit | WriterEnded], None],
     ) -> None:
-        self._pool = pool
         self._connector = connector
         self._incarnation = incarnation
         self._fingerprint = fingerprint
@@ -90,12 +87,12 @@ class PairDesk:
             return welcome
         try:
             self._check(hello)
+            metadata = self._connector.accept_peer(incarnation, hello.agent_metadata, hello.pool)
         except ProtocolError as error:
             logger.error("pair with %s is refused: %s", hello.worker, error)
             return PairRefused(incarnation=self._incarnation, reason=str(error))
-        metadata = self._connector.add_peer(incarnation, hello.agent_metadata, hello.pool)
         welcome = PairWelcome(
-            incarnation=self._incarnation, pool=self._pool, agent_metadata=metadata
+            incarnation=self._incarnation, pool=self._connector.pool, agent_metadata=metadata
         )
         self._welcomes[incarnation] = welcome
         logger.info("pair with %s is ready", hello.worker)
@@ -104,8 +101,7 @@ class PairDesk:
     def _check(self, hello: PairHello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"protocol version {hello.protocol_version} at {hello.worker}, {PROTOCOL_VERSION} here"
+                f"{hello.worker} speaks protocol {hello.protocol_version}, not {PROTOCOL_VERSION}"
             )
         if hello.fingerprint != self._fingerprint:
             raise ProtocolError(f"{hello.worker} serves another model: weights fingerprint differs")
-        check_compatible(self._pool, hello.pool)

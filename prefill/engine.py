@@ -1,4 +1,4 @@
-"""The prefill role: takes prompts from the coordinator, computes them, pushes them to decode workers.
+"""The prefill role: takes prompts, computes them, and pushes them to decode workers.
 
 Joins an EngineCore, a Sender (handoff state) and a worker connector (NIXL); owns none of their
 state. It performs effects: every decision is the scheduler's or the sender's.
@@ -59,7 +59,6 @@ class PrefillEngine:
         )
         self._pairs = PairBook(
             self._hello,
-            parts.connector.pool,
             parts.connector,
             incarnation=parts.incarnation,
             on_message=self._from_decode,
@@ -178,6 +177,7 @@ class PrefillEngine:
                     GenerationFailed(generation=generation, code=event.code, error=event.message)
                 )
             case Released():
+                self._connector.forget(generation)
                 stamps = self._sender.take_stamps(generation)
                 self._link.send(GenerationReleased(generation=generation, stamps=stamps))
             case TokensProduced() | Received() | Activated():

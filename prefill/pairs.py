@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 
 from ..connector.channel import DealerChannel
-from ..connector.geometry import PoolDescription, check_compatible
 from ..connector.messages import (
     Ack,
     DecodeToPrefill,
@@ -22,7 +21,7 @@ from ..connector.messages import (
     PrefillToDecode,
     Stop,
 )
-from ..connector.worker_connector import NixlWorkerConnector
+from ..connector.worker_connector import WorkerConnector
 from ..runtime.errors import RltError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,9 @@ REPEAT_S = 0.5  # an unanswered PairHello is sent again after this
 class Pair:
     """One decode worker, dialled."""
 
-    def __init__(self, peer: Peer, channel: DealerChannel[DecodeToPrefill, PrefillToDecode]) -> None:
+    def __init__(
+        self, peer: Peer, channel: DealerChannel[DecodeToPrefill, PrefillToDecode]
+    ) -> None:
         self.peer = peer
         self.channel = channel
         self.answered = False
@@ -44,8 +45,7 @@ class PairBook:
     def __init__(
         self,
         hello: Callable[[], PairHello],
-        pool: PoolDescription,
-        connector: NixlWorkerConnector,
+        connector: WorkerConnector,
         *,
         incarnation: str,
         on_message: Callable[[str, Ack | Stop], None],
@@ -53,7 +53,6 @@ class PairBook:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._hello = hello
-        self._pool = pool
         self._connector = connector
         self._incarnation = incarnation
         self._on_message = on_message
@@ -122,7 +121,6 @@ class PairBook:
         if pair.answered:
             return
         try:
-            check_compatible(self._pool, welcome.pool)
             self._connector.add_peer(incarnation, welcome.agent_metadata, welcome.pool)
         except RltError as error:
             self._refused(incarnation, str(error))
