@@ -123,9 +123,6 @@ class ThreadExecutor:
     def memory_breakdown(self) -> dict[str, int]:
         return self._worker.memory_breakdown()
 
-    def prepare(self) -> None:
-        """Nothing is left to make ready: storage and model exist before the executor does."""
-
     def warm_up(self) -> None:
         self.synchronize()
         self._worker.warm_up()

@@ -103,6 +103,15 @@ def test_batched_greedy_tokens_and_exit_depths_equal_the_reference(
         assert request.depths == want["exit_depths"]
 
 
+def test_packed_weights_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlt.kernels import linear
+
+    monkeypatch.setattr(linear, "PACK_FROM_ELEMENTS", 0)
+    case = CASES["fixed4"]
+    requests = generate(golden_worker(), case, list(range(12)), chunk=64, together=True)
+    assert [request.tokens for request in requests] == [o["token_ids"] for o in case["outputs"]]
+
+
 @pytest.mark.parametrize("number", [0, 3, 11])
 def test_a_request_alone_gives_the_same_as_batched(worker: Worker, number: int) -> None:
     case = next(c for c in CASES.values() if c["exit_threshold"] == 0.5)
