@@ -5,16 +5,15 @@ handoff event changes a request. Never touches a tensor, a socket or a thread.
 One pass is in flight at a time; a result that no planned row asked for is dropped and counted.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import fields
 from typing import assert_never
 
-import msgspec
-
 from .admission import MAX_BYPASS, WaitingQueue
-from .errors import InvariantBroken, Overloaded, ProtocolError, TooLong
-from .events import Activated, EngineEvent, Refuse, Reservation, Wait
+from .errors import InvariantBroken
+from .events import EngineEvent, Refuse, Reservation, Wait
 from .handoff_results import HandoffResults
+from .intake import Intake, PrefillAdmitted
 from .interfaces import AdmissionLimits, Clock, HandoffEvent, Quarantined
 from .kv_manager import KVManager, Lease
 from .pass_results import Counters, PassResults
@@ -30,14 +29,7 @@ from .passes import (
 from .plans import FinishedRange, ModelRunnerOutput, SchedulerOutput, Stage
 from .request import Phase, Request, Role
 from .request_book import RequestBook, Slots
-from .types import BlockTables, EngineRequest, Generation, KVGeometry, Stamp
-
-
-class PrefillAdmitted(msgspec.Struct, frozen=True):
-    """P gave the prompt all its blocks and a slot; nothing of it has run yet."""
-
-    generation: Generation
-    tables: BlockTables
+from .types import EngineRequest, Generation, KVGeometry
 
 
 class Scheduler:
@@ -58,17 +50,21 @@ class Scheduler:
         self._slots = slots
         self._geometry = geometry
         self._limits = limits
-        self._eos_token_ids = eos_token_ids
-        self._clock = clock
         self._chunk_tokens = chunk_tokens
         self._book = RequestBook(kv, slots)
-        self._waiting = WaitingQueue(max_waiting, max_bypass)
-        self._received: deque[Request] = deque()
+        self._intake = Intake(
+            book=self._book,
+            kv=kv,
+            slots=slots,
+            clock=clock,
+            max_positions=limits.max_positions,
+            waiting=WaitingQueue(max_waiting, max_bypass),
+        )
         self._in_flight: SchedulerOutput | None = None
         self._sequence = 0
         self._prefill_turn = True
         self._counters = Counters()
-        self._handoff = HandoffResults(book=self._book, kv=kv, received=self._received)
+        self._handoff = HandoffResults(book=self._book, kv=kv, received=self._intake.received)
         self._results = PassResults(
             book=self._book,
             kv=kv,
@@ -83,98 +79,27 @@ class Scheduler:
 
     def add(self, spec: EngineRequest, role: Role) -> None:
         """Queue a prompt. Raises TooLong (it can never fit) or Overloaded (the queue is full)."""
-        tokens = _prompt_tokens(spec, role)
-        if (why := self._never_fits(tokens)) is not None:
-            raise TooLong(f"generation {spec.generation}: {why}")
-        if self._waiting.full:
-            raise Overloaded(f"{len(self._waiting)} requests wait already; try later")
-        self._book.open(Request(spec, role, Phase.WAITING))
-        self._waiting.add(spec.generation, self._kv.blocks_for(tokens))
+        self._intake.add(spec, role)
 
     def reserve(self, spec: EngineRequest) -> Reservation | Wait | Refuse:
         """Blocks for prompt and output, and a receive slot. Asked again: the same answer."""
-        known = self._book.get(spec.generation)
-        if known is not None:
-            if known.reservation is None or known.over:
-                return Refuse("protocol", f"generation {spec.generation} is {known.phase} here")
-            return known.reservation
-        if (why := self._never_fits(spec.capacity_tokens)) is not None:
-            return Refuse(TooLong.code, why)
-        if self._slots.capacity().free_receive_slots < 1:
-            return Wait("every receive slot is taken")
-        leases = (Lease.OWNER, Lease.RECEIVE)
-        allocation = self._kv.allocate(spec.generation, spec.capacity_tokens, leases)
-        if allocation is None:
-            return Wait(f"{self._kv.blocks_for(spec.capacity_tokens)} blocks are not free")
-        slot = self._slots.admit_receive(spec.generation)
-        if slot is None:
-            raise ProtocolError("the executor counted a free receive slot and then had none")
-        reservation = Reservation(
-            allocation=allocation.id, tables=allocation.tables, hidden_slot=slot
-        )
-        request = Request(spec, Role.DECODE, Phase.RECEIVING)
-        request.receive_slot, request.reservation = slot, reservation
-        self._book.open(request)
-        return reservation
+        return self._intake.reserve(spec)
 
     def cancel(self, generation: Generation) -> bool:
         """Nothing more is produced; Released follows when everything is back. False if unknown."""
-        request = self._book.get(generation)
-        if request is None:
-            return False
-        if request.phase is Phase.WAITING:
-            self._waiting.remove(generation)
-        self._book.let_go(request)
-        return True
+        return self._intake.cancel(generation)
+
+    def admit(self) -> list[PrefillAdmitted]:
+        """Let requests in while blocks and slots last; returns prompts that are to be sent."""
+        return self._intake.admit()
 
     def live(self) -> dict[Generation, str]:
         return {request.generation: request.phase.value for request in self._book.live()}
 
     # What runs.
 
-    def admit(self) -> list[PrefillAdmitted]:
-        """Let waiting prompts start while blocks and slots last; returns those to be sent later."""
-        admitted: list[PrefillAdmitted] = []
-        while self._waiting:
-            free_slots = self._slots.capacity().free_slots
-            chosen = self._waiting.next_to_admit(self._kv.free_blocks(), free_slots)
-            if chosen is None:
-                break
-            self._start(chosen)
-            request = self._book.get(chosen)
-            if request is not None and request.role is Role.PREFILL:
-                admitted.append(PrefillAdmitted(chosen, self._kv.allocation(chosen).tables))
-        return admitted
-
-    def _start(self, generation: Generation) -> None:
-        request = self._book.get(generation)
-        assert request is not None, f"generation {generation} waits and is not live"
-        sends = request.role is Role.PREFILL
-        leases = (Lease.OWNER, Lease.SEND) if sends else (Lease.OWNER,)
-        tokens = _prompt_tokens(request.spec, request.role)
-        if self._kv.allocate(generation, tokens, leases) is None:
-            raise ProtocolError(f"generation {generation} was chosen and its blocks are not free")
-        request.slot = self._slots.admit(generation)
-        if request.slot is None:
-            raise ProtocolError("the executor counted a free slot and then had none")
-        request.stamps.append(self._stamp("admitted"))
-        self._book.move(request, Phase.PREFILLING)
-
-    def _activate_received(self) -> None:
-        while self._received:
-            request = self._received[0]
-            if request.phase is Phase.RECEIVED:
-                request.slot = self._slots.admit(request.generation)
-                if request.slot is None:
-                    return
-                self._book.move(request, Phase.NEEDS_CODA)
-                counts = request.prefill_tokens, request.recurrent_loops
-                self._book.emit(Activated(request.generation, *counts))
-            self._received.popleft()
-
     def schedule(self) -> SchedulerOutput | None:
         """The next pass, or None: one is in flight, or nothing can run."""
-        self._activate_received()
         if self._in_flight is not None:
             return None
         stage = choose_stage(self._book.executing(), self._prefill_turn)
@@ -222,7 +147,7 @@ class Scheduler:
         if not isinstance(output, ModelRunnerOutput):
             self._handoff.apply(output)
             if isinstance(output, Quarantined):
-                self._fail_hopeless()
+                self._intake.fail_hopeless()
         elif self._in_flight is None or self._in_flight.sequence != output.sequence:
             self._counters.dropped_results += _result_count(output)
         else:
@@ -237,25 +162,6 @@ class Scheduler:
     def take_ranges_to_send(self) -> list[FinishedRange]:
         """Ranges of prompts that are to be sent, finished since the last call."""
         return self._results.take_ranges_to_send()
-
-    def _fail_hopeless(self) -> None:
-        """Blocks were withdrawn: whoever waits for more than what is left would wait for ever."""
-        for generation in self._waiting.larger_than(self._kv.usable_blocks()):
-            self._waiting.remove(generation)
-            request = self._book.get(generation)
-            if request is not None:
-                self._book.fail(request, TooLong.code, "blocks were withdrawn: too few are left")
-
-    def _never_fits(self, tokens: int) -> str | None:
-        need, usable = self._kv.blocks_for(tokens), self._kv.usable_blocks()
-        if tokens > self._limits.max_positions:
-            return f"{tokens} positions, the model has {self._limits.max_positions}"
-        if need > usable:
-            return f"{tokens} positions need {need} blocks, the pool has {usable}"
-        return None
-
-    def _stamp(self, event: str) -> Stamp:
-        return Stamp(event, self._clock.wall_s())
 
     # What the owner can tell.
 
@@ -274,7 +180,7 @@ class Scheduler:
             "live": len(self._book),
             "running": len(self._book.executing()),
             **{f"phase_{phase}": phases[phase] for phase in Phase if phase is not Phase.ENDED},
-            "bypasses": self._waiting.bypasses,
+            "bypasses": self._intake.bypasses,
             "late_handoff_events": self._handoff.late_events,
             **{field.name: getattr(self._counters, field.name) for field in fields(Counters)},
         }
@@ -304,11 +210,6 @@ class Scheduler:
                 f"{total} slots: {capacity}, {held} and {receiving} held, "
                 f"{self._book.withdrawn_slots} withdrawn"
             )
-
-
-def _prompt_tokens(spec: EngineRequest, role: Role) -> int:
-    """Positions that a queued request takes blocks for: P never decodes."""
-    return len(spec.prompt) if role is Role.PREFILL else spec.capacity_tokens
 
 
 def _result_count(output: ModelRunnerOutput) -> int:
