@@ -122,5 +122,8 @@ class Outbox:
             len(item) if isinstance(item, list) else 1 for item in self._clients.get(client, ())
         )
 
+    def drop(self, client: bytes) -> None:
+        self._clients.pop(client, None)
+
     def blocked_clients(self) -> list[bytes]:
         return list(self._clients)

@@ -53,7 +53,7 @@ class CheckpointTokenizer:
                 add_generation_prompt=True,
                 **self._special,
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # the template is the checkpoint's code: it may raise anything
             raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 

@@ -1,0 +1,305 @@
+"""The coordinator's process: sockets, timers and signals around the state machine.
+
+Performs effects and reports facts (a message, a lost peer, the time); decides nothing. A client
+gets one frame per drain. A fault of the state machine ends the service: its books are broken.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from ..connector.channel import RouterChannel, SendResult
+from ..connector.messages import (
+    Alive,
+    AskStatistics,
+    ClientToCoordinator,
+    CoordinatorToClient,
+    CoordinatorToWorker,
+    Register,
+    Shutdown,
+    WorkerExited,
+    WorkerToCoordinator,
+)
+from ..runtime.errors import ServiceError
+from ..runtime.prompt import Tokenizer
+from .attempt import Role
+from .config import CoordinatorConfig
+from .discovery import ServiceRecord, write_record
+from .effects import Effect, Outbox, SendClient
+from .now import Now
+from .state import CoordinatorState, FromWorker
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05  # how exactly deadlines, heartbeats and repeated asks are kept
+ALIVE_S = 1.0
+PROBE_S = 30.0  # an idle client's end shows only when something is sent to it
+UNBLOCK_S = 0.02  # how soon a client that took nothing is tried again
+STOP_POLL_S = 0.05  # nobody tells when a worker's connection closes: a send has to find out
+RELEASE_S = 2.0  # how long cancelled requests may take to be let go at the end
+
+
+def _now() -> Now:
+    return Now(time.monotonic(), time.time())
+
+
+class CoordinatorService:
+    """Lives inside a running loop. run() serves until stop() and then ends in order."""
+
+    def __init__(
+        self, config: CoordinatorConfig, runtime_dir: Path, tokenizer: Tokenizer | None
+    ) -> None:
+        self._config = config
+        self._runtime_dir = runtime_dir
+        self._loop = asyncio.get_running_loop()
+        self.state = CoordinatorState(config, _now(), tokenizer=tokenizer)
+        self._outbox = Outbox(self._send_client, self._send_worker)
+        self._flush_soon: asyncio.Handle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._stop = asyncio.Event()
+        self._cut = asyncio.Event()
+        self._changed = asyncio.Event()  # something happened since wait_until() last looked
+        self._stopping = False
+        self._record: Path | None = None
+        self._workers: RouterChannel[FromWorker, CoordinatorToWorker] = RouterChannel(
+            WorkerToCoordinator | WorkerExited, self._from_worker
+        )
+        self._clients: list[RouterChannel[ClientToCoordinator, CoordinatorToClient]] = []
+        self._client_channel: dict[
+            bytes, RouterChannel[ClientToCoordinator, CoordinatorToClient]
+        ] = {}
+        self.endpoints: tuple[str, ...] = ()
+        self.worker_endpoint = ""
+
+    def bind(self) -> None:
+        """Listen everywhere. Raises ConfigError if an address cannot be had."""
+        self.worker_endpoint = self._workers.bind(self._config.workers_at)
+        endpoints = []
+        for endpoint in self._config.clients_at:
+            channel = self._client_listener()
+            self._clients.append(channel)
+            endpoints.append(channel.bind(endpoint))
+        self.endpoints = tuple(endpoints)
+        logger.info("workers dial %s, clients %s", self.worker_endpoint, ", ".join(endpoints))
+
+    async def run(self) -> None:
+        self._every("tick", TICK_S, lambda: self._do(self.state.tick(_now())))
+        self._every("alive", ALIVE_S, lambda: self._do(self.state.alive()))
+        self._every("probe", PROBE_S, self._probe_clients)
+        self._announce_if_ready()
+        await self._stop.wait()
+        await self._end()
+
+    def stop(self) -> None:
+        """Drain and end; asked a second time, end at once."""
+        if self._stop.is_set():
+            self._cut.set()
+        self._stop.set()
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._flush_soon is not None:
+            self._flush_soon.cancel()
+        self._workers.close()
+        for channel in self._clients:
+            channel.close()
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
+        for endpoint in (self.worker_endpoint, *self.endpoints):
+            if endpoint.startswith("ipc://"):
+                Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+
+    # Messages in
+
+    def _client_listener(self) -> RouterChannel[ClientToCoordinator, CoordinatorToClient]:
+        def hear(client: bytes, message: ClientToCoordinator) -> None:
+            self._client_channel[client] = channel
+            self._from_client(client, message)
+
+        channel: RouterChannel[ClientToCoordinator, CoordinatorToClient] = RouterChannel(
+            ClientToCoordinator, hear
+        )
+        return channel
+
+    def _from_client(self, client: bytes, message: ClientToCoordinator) -> None:
+        if isinstance(message, AskStatistics):
+            frames = self._workers.malformed + sum(channel.malformed for channel in self._clients)
+            self.state.counters["malformed_frames"] = frames
+        self._do(self.state.handle_client(client, message, _now()))
+
+    def _from_worker(self, identity: bytes, message: FromWorker) -> None:
+        incarnation = identity.decode(errors="replace")
+        if self._stopping and isinstance(message, Register):
+            self._workers.send(identity, Shutdown())
+            return
+        self._do(self.state.handle_worker(incarnation, message, _now()))
+        self._announce_if_ready()
+
+    # Effects out
+
+    def _do(self, effects: list[Effect]) -> None:
+        self._outbox.add(effects)
+        self._changed.set()
+        if effects and self._flush_soon is None:
+            self._flush_soon = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_soon = None
+        gone_clients, gone_workers = self._outbox.flush()
+        for client in gone_clients:
+            self._forget(client)
+        for incarnation in gone_workers:
+            self._do(self.state.worker_unreachable(incarnation, _now()))
+        blocked = self._outbox.blocked_clients()
+        for client in blocked:
+            backlog = self._outbox.backlog(client)
+            if backlog > 2 * self._config.client_backlog:  # it asks and asks, and takes nothing
+                self._outbox.drop(client)
+                self._forget(client)
+            elif backlog > self._config.client_backlog:
+                self._do(self.state.client_slow(client, _now()))
+        if blocked:
+            self._after("unblock", UNBLOCK_S, self._flush_again)
+
+    def _flush_again(self) -> None:
+        if self._flush_soon is None:
+            self._flush()
+
+    def _forget(self, client: bytes) -> None:
+        self._client_channel.pop(client, None)
+        self._do(self.state.client_gone(client, _now()))
+
+    def _probe_clients(self) -> None:
+        self._do([SendClient(client, Alive()) for client in self._client_channel])
+
+    def _send_client(self, client: bytes, message: CoordinatorToClient) -> SendResult:
+        channel = self._client_channel.get(client)
+        return channel.send(client, message) if channel is not None else SendResult.GONE
+
+    def _send_worker(self, incarnation: str, message: CoordinatorToWorker) -> SendResult:
+        return self._workers.send(incarnation.encode(), message)
+
+    # Time
+
+    def _every(self, name: str, interval_s: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            self._after(name, interval_s, again)
+            act()
+
+        self._after(name, interval_s, again)
+
+    def _after(self, name: str, delay_s: float, act: Callable[[], None]) -> None:
+        previous = self._timers.get(name)
+        if previous is not None:
+            previous.cancel()
+        self._timers[name] = self._loop.call_later(delay_s, act)
+
+    def _announce_if_ready(self) -> None:
+        if self._record is not None or not self._complete():
+            return
+        record = ServiceRecord(
+            endpoint=self.endpoints[0],
+            endpoints=self.endpoints,
+            pid=os.getpid(),
+            model=self.state.model_name or self._config.model or "",
+        )
+        self._record = write_record(self._runtime_dir, record)
+        logger.info("READY at %s", ", ".join(self.endpoints))
+
+    def _complete(self) -> bool:
+        expected = (self._config.expected_prefill, self._config.expected_decode)
+        present = tuple(len(self.state.workers(role)) for role in ("prefill", "decode"))
+        enough = all(there >= wanted for there, wanted in zip(present, expected, strict=True))
+        return enough and (self.state.ready or not all(expected))
+
+    # The end
+
+    async def _end(self) -> None:
+        """Finish what runs, then stop the writers before those whose memory they write."""
+        logger.info("stopping: finishing what runs, for at most %.0f s", self._config.drain_s)
+        self.state.drain()
+        await self._wait_until(lambda: self.state.idle or self._cut.is_set(), self._config.drain_s)
+        self._do(self.state.end_all(_now()))
+        await self._wait_until(lambda: self.state.idle, RELEASE_S)
+        self._timers["tick"].cancel()  # who leaves now was told to
+        self._stopping = True
+        await self._stop_workers("prefill")
+        await self._stop_workers("decode")
+        self._flush()
+        logger.info("stopped")
+
+    async def _wait_until(self, true: Callable[[], bool], bound_s: float) -> None:
+        end_s = time.monotonic() + bound_s
+        while not true() and (left_s := end_s - time.monotonic()) > 0:
+            self._changed.clear()
+            woken = [self._loop.create_task(self._changed.wait())]
+            if not self._cut.is_set():
+                woken.append(self._loop.create_task(self._cut.wait()))
+            await _first_of(woken, left_s)
+
+    async def _stop_workers(self, role: Role) -> None:
+        waiting = {worker.incarnation: worker for worker in self.state.workers(role)}
+        end_s = time.monotonic() + self._config.stop_s
+        while waiting and time.monotonic() < end_s:
+            for incarnation, worker in list(waiting.items()):
+                left = self._send_worker(incarnation, Shutdown()) is SendResult.GONE
+                if left and not self._runs_here(worker.pid):
+                    del waiting[incarnation]
+            await asyncio.sleep(STOP_POLL_S)
+        for worker in waiting.values():
+            logger.warning("%s worker %s has not stopped", role, worker.name)
+
+    def _runs_here(self, pid: int) -> bool:
+        """Whether a worker's process still lives; unknown (False) for those that dial by TCP."""
+        if not self.worker_endpoint.startswith("ipc://"):
+            return False
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+
+async def _first_of(tasks: list[asyncio.Task[Any]], timeout_s: float) -> None:
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(config: CoordinatorConfig, runtime_dir: Path, tokenizer: Tokenizer | None) -> None:
+    """Run one service until SIGTERM or SIGINT, or until a fault."""
+    loop = asyncio.get_running_loop()
+    fault: asyncio.Future[None] = loop.create_future()
+    loop.set_exception_handler(lambda _, context: _note_fault(fault, context))
+    service = CoordinatorService(config, runtime_dir, tokenizer)
+    with contextlib.closing(service):
+        service.bind()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.stop)
+        await _run_or_fail(service.run(), fault)
+
+
+async def _run_or_fail(run: Coroutine[Any, Any, None], fault: "asyncio.Future[None]") -> None:
+    task = asyncio.ensure_future(run)
+    await asyncio.wait([task, fault], return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    for ended in (fault, task):
+        if ended.done() and not ended.cancelled():
+            ended.result()
+
+
+def _note_fault(fault: "asyncio.Future[None]", context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    logger.error("%s", context.get("message"), exc_info=error)
+    if not fault.done():
+        fault.set_exception(ServiceError(f"{context.get('message')}: {error!r}"))
