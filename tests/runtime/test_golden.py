@@ -126,3 +126,23 @@ def test_golden_outputs_in_a_pool_that_holds_few_requests_at_once() -> None:
 def test_golden_outputs_end_with_eos(shared_engine: LocalEngine, index: int) -> None:
     case = cases("eos")[index]
     assert_equal(shared_engine.generate(requests(case, ignore_eos=False)), case["outputs"])
+
+
+def test_seeded_draws_are_the_same_alone_batched_and_in_other_chunks(
+    shared_engine: LocalEngine,
+) -> None:
+    sampling = SamplingParams(
+        max_tokens=12, temperature=0.9, top_k=40, top_p=0.95, seed=5, ignore_eos=True, logprobs=2
+    )
+    asked = [
+        msgspec.structs.replace(request, sampling=sampling)
+        for request in requests(CASES["ouro_t0.5_min1"])
+    ]
+    alone = [shared_engine.generate([request])[0] for request in asked]
+    with engine(chunk_tokens=7, num_slots=5) as local:
+        batched = local.generate(asked)
+    assert [r.token_ids for r in alone] == [r.token_ids for r in batched]
+    assert [r.exit_depths for r in alone] == [r.exit_depths for r in batched]
+    assert all(len(r.logprobs) == len(r.token_ids) for r in alone)
+    greedy = CASES["ouro_t0.5_min1"]["outputs"]
+    assert [list(r.token_ids) for r in alone] != [o["token_ids"][:12] for o in greedy]
