@@ -40,7 +40,7 @@ class Child:
             stderr=subprocess.STDOUT,
             env={**os.environ, **spec.environment},
             process_group=0,
-            preexec_fn=_DieWith(os.getpid()),
+            preexec_fn=DieWith(os.getpid()),
         )
         assert self._process.stdout is not None
         self.output_fd = self._process.stdout.fileno()
@@ -93,7 +93,7 @@ class Child:
         return status
 
 
-class _DieWith:
+class DieWith:
     """Runs in the child before exec: SIGKILL me when my parent dies."""
 
     def __init__(self, parent: int) -> None:

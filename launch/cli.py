@@ -11,8 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..connector.config import WorkerConfig
 from ..coordinator.config import CoordinatorConfig, check_endpoint
+from ..coordinator.discovery import RECORD_NAME, ServiceRecord, default_base
 from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigError, RltError
 from .arrival import FileArrival
@@ -21,7 +24,7 @@ from .notice import ExitNotices
 from .options import COORDINATOR, TABLE
 from .parser import build_parser, spell_options, values_for
 from .processes import coordinator_process, default_threads, worker_process
-from .runtime_dir import default_base, service_dir
+from .runtime_dir import service_dir
 from .supervisor import Supervisor
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded"
@@ -53,7 +56,8 @@ def serve(options: argparse.Namespace) -> int:
         folder = stack.enter_context(service_dir(options.runtime_dir or default_base()))
         coordinator = coordinator_config(options, folder)
         workers = worker_configs(options, coordinator, folder)
-        ready = FileArrival(folder / "service.json")
+        record = folder / RECORD_NAME
+        ready = FileArrival(record)
         stack.callback(ready.close)
         notices = ExitNotices(_dialled(coordinator.workers_at))
         stack.callback(notices.close)
@@ -62,7 +66,7 @@ def serve(options: argparse.Namespace) -> int:
             [worker_process(worker) for worker in workers],
             console=console,
             ready=ready,
-            on_ready=lambda: _announce(console, coordinator),
+            on_ready=lambda: _announce(console, record),
             on_lost=notices.worker_exited,
         ).run()
 
@@ -133,10 +137,12 @@ def _dialled(endpoint: str) -> str:
     )
 
 
-def _announce(console: Console, coordinator: CoordinatorConfig) -> None:
-    address = coordinator.clients_at[0]
-    console.say(f"ready; try: rlt-ask --connect {address} 'What is 17 + 25?'")
-    console.announce(f"READY {address}")
+def _announce(console: Console, record: Path) -> None:
+    service = msgspec.json.decode(record.read_bytes(), type=ServiceRecord)
+    for address in service.endpoints:
+        console.say(f"serving {service.model} at {address}")
+    console.say(f"try: rlt-ask --connect {service.endpoint} 'What is 17 + 25?'")
+    console.announce(f"READY {service.endpoint}")
 
 
 if __name__ == "__main__":

@@ -19,12 +19,6 @@ MAX_SOCKET_PATH = 100  # the kernel's limit for a Unix socket's path is 107 byte
 LONGEST_NAME = "/prefill-0000.sock"
 
 
-def default_base() -> Path:
-    """$XDG_RUNTIME_DIR/rlt, or /tmp/rlt-<uid> where there is none."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "rlt" if runtime else Path(f"/tmp/rlt-{os.getuid()}")
-
-
 @contextmanager
 def service_dir(base: Path) -> Iterator[Path]:
     """A new folder under `base`, held by a lock for as long as the block runs."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..coordinator.discovery import default_base
 from ..runtime.errors import ConfigError
 from .children import ChildSpec
 from .cli import named_errors, worker_config
@@ -17,7 +18,7 @@ from .console import Console
 from .options import TABLE, WORKER
 from .parser import build_parser
 from .processes import default_threads, worker_process
-from .runtime_dir import default_base, service_dir
+from .runtime_dir import service_dir
 from .supervisor import Supervisor
 
 DESCRIPTION = "Run one prefill or decode worker and join it to a running coordinator."

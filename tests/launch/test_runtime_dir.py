@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlt.launch.runtime_dir import default_base, service_dir
+from rlt.launch.runtime_dir import service_dir
 from rlt.runtime.errors import ConfigError
 
 
@@ -39,10 +39,3 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long"), service_dir(base):
         pass
     assert list(base.glob("s-*")) == []
-
-
-def test_the_base_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert default_base() == Path("/run/user/7/rlt")
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert default_base().name.startswith("rlt-")
