@@ -1,17 +1,16 @@
-"""The one entry to the device side: queues passes for a compute thread and hands results back.
+"""The one entry to the device side: slots, passes in, results out.
 
-Owns slots, the thread and the queues between it and the engine. Never decides what runs. Passes
-run one at a time in submission order, and each one submitted comes back exactly once.
+Owns the slots and the compute thread's life. Never decides what runs, and never computes on the
+caller's thread: a call here returns at once, but for warm_up, synchronize and shutdown.
 """
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable
 
 from .clock import SystemClock
+from .compute_thread import ComputeThread
 from .config import EngineConfig
-from .errors import ProtocolError, WorkerError
+from .errors import ProtocolError
 from .interfaces import AdmissionLimits, Capabilities, Capacity, Clock
 from .kv_storage import KVStorage
 from .plans import ModelRunnerOutput, SchedulerOutput
@@ -20,8 +19,6 @@ from .types import Generation
 from .worker import WorkCounters, Worker, load_worker
 
 logger = logging.getLogger(__name__)
-
-JOIN_TIMEOUT_S = 60.0
 
 
 class ThreadExecutor:
@@ -34,14 +31,7 @@ class ThreadExecutor:
         self._slots = SlotPool(0, num_slots)
         self._receive_slots = SlotPool(num_slots, num_receive_slots)
         self._epoch = 0
-        self._changed = threading.Condition()  # guards the four below
-        self._waiting: deque[SchedulerOutput] = deque()
-        self._finished: deque[ModelRunnerOutput] = deque()
-        self._running = False
-        self._stopping = False
-        self._sink: Callable[[], None] | None = None
-        self._thread = threading.Thread(target=self._compute, name="rlt-compute", daemon=False)
-        self._thread.start()
+        self._compute = ComputeThread(worker.run, worker.enter_thread)
 
     @property
     def storage(self) -> KVStorage:
@@ -99,89 +89,29 @@ class ThreadExecutor:
         return slot
 
     def submit(self, plan: SchedulerOutput) -> None:
-        with self._changed:
-            if self._stopping:
-                raise WorkerError(
-                    f"pass {plan.sequence} was submitted after shutdown; start a new engine"
-                )
-            self._waiting.append(plan)
-            self._changed.notify_all()
+        self._compute.submit(plan)
 
     def collect(self) -> list[ModelRunnerOutput]:
-        with self._changed:
-            finished = list(self._finished)
-            self._finished.clear()
-        return finished
+        return self._compute.collect()
 
     def wait(self, timeout_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: bool(self._finished), timeout_s)
+        return self._compute.wait(timeout_s)
 
     def set_event_sink(self, sink: Callable[[], None] | None) -> None:
-        self._sink = sink
+        self._compute.set_event_sink(sink)
 
     def memory_breakdown(self) -> dict[str, int]:
         return self._worker.memory_breakdown()
 
     def warm_up(self) -> None:
-        self.synchronize()
-        self._worker.warm_up()
+        """On the compute thread: what warms up there is partly per thread."""
+        self._compute.call(self._worker.warm_up)
 
     def synchronize(self) -> None:
-        """Block until every submitted pass has run."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running and not self._waiting)
+        self._compute.synchronize()
 
     def shutdown(self) -> None:
-        """Finish the running pass, hand the waiting ones back as failed, join. Idempotent."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._thread.join(JOIN_TIMEOUT_S)
-        if self._thread.is_alive():
-            raise WorkerError(
-                f"the compute thread did not finish its pass in {JOIN_TIMEOUT_S:.0f} s; kill the "
-                "worker process"
-            )
-
-    def _compute(self) -> None:
-        self._worker.enter_thread()
-        while (plan := self._next_plan()) is not None:
-            output = self._worker.run(plan)
-            with self._changed:
-                self._finished.append(output)
-                self._running = False
-                self._changed.notify_all()
-            self._tell_sink()
-        self._fail_waiting()
-
-    def _next_plan(self) -> SchedulerOutput | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or bool(self._waiting))
-            if self._stopping:
-                return None
-            self._running = True
-            return self._waiting.popleft()
-
-    def _fail_waiting(self) -> None:
-        with self._changed:
-            for plan in self._waiting:
-                error = f"pass {plan.sequence} ({plan.stage}) did not run: the engine shut down"
-                self._finished.append(
-                    ModelRunnerOutput(sequence=plan.sequence, stage=plan.stage, error=error)
-                )
-            self._waiting.clear()
-            self._changed.notify_all()
-        self._tell_sink()
-
-    def _tell_sink(self) -> None:
-        sink = self._sink
-        if sink is None:
-            return
-        try:
-            sink()
-        except Exception:
-            logger.exception("the event sink failed; results can still be collected")
+        self._compute.shutdown()
 
 
 def build_executor(

@@ -22,6 +22,7 @@ from rlt.runtime.plans import (
     Stage,
 )
 from rlt.runtime.types import Generation, SamplingParams, TokenRange
+from rlt.runtime.worker import Worker
 
 from .checkpoints import CKPT
 
@@ -222,6 +223,22 @@ def test_warm_up_touches_neither_pool_nor_counters(executor: ThreadExecutor) -> 
     assert bool((executor.storage.kv == 7.0).all())
     assert bool((executor.storage.hidden == 7.0).all())
     assert executor.counters().passes == 0
+
+
+def test_warm_up_runs_on_the_compute_thread_and_its_failure_reaches_the_caller(
+    executor: ThreadExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(worker: Worker) -> None:
+        raise RuntimeError(threading.current_thread().name)
+
+    monkeypatch.setattr(Worker, "warm_up", fail)
+    with pytest.raises(RuntimeError, match="rlt-compute"):
+        executor.warm_up()
+    executor.submit(prelude(1))
+    assert finished(executor, 1)[0].error is None
+    executor.shutdown()
+    with pytest.raises(WorkerError, match="after shutdown"):
+        executor.warm_up()
 
 
 def test_memory_is_told_by_purpose(executor: ThreadExecutor) -> None:

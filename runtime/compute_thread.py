@@ -1,0 +1,154 @@
+"""One thread that runs passes in submission order, and the queues between it and its caller.
+
+Owns both queues and the thread. Knows nothing of slots or models. Every pass submitted comes back
+exactly once: with its result, or with the reason why it did not run.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from .errors import WorkerError
+from .plans import ModelRunnerOutput, SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 60.0
+
+
+class _Call:
+    """A function to run between passes, and where its caller waits."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+        self.done: Future[None] = Future()
+
+
+class ComputeThread:
+    """run: executes one pass and never raises. enter: called once, first, on the thread."""
+
+    def __init__(
+        self,
+        run: Callable[[SchedulerOutput], ModelRunnerOutput],
+        enter: Callable[[], None],
+    ) -> None:
+        self._run = run
+        self._enter = enter
+        self._changed = threading.Condition()  # guards the four below
+        self._waiting: deque[SchedulerOutput | _Call] = deque()
+        self._finished: deque[ModelRunnerOutput] = deque()
+        self._busy = False
+        self._stopping = False
+        self._sink: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._work, name="rlt-compute", daemon=False)
+        self._thread.start()
+
+    def submit(self, plan: SchedulerOutput) -> None:
+        self._put(plan, f"pass {plan.sequence}")
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` on the thread, after everything submitted, and wait for it."""
+        call = _Call(function)
+        self._put(call, "a call")
+        call.done.result()
+
+    def collect(self) -> list[ModelRunnerOutput]:
+        with self._changed:
+            finished = list(self._finished)
+            self._finished.clear()
+        return finished
+
+    def wait(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._finished), timeout_s)
+
+    def set_event_sink(self, sink: Callable[[], None] | None) -> None:
+        self._sink = sink
+
+    def synchronize(self) -> None:
+        """Block until everything submitted has run."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy and not self._waiting)
+
+    def shutdown(self) -> None:
+        """Finish the running pass, hand the waiting ones back as failed, join. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(JOIN_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise WorkerError(
+                f"the compute thread did not finish its pass in {JOIN_TIMEOUT_S:.0f} s; kill the "
+                "worker process"
+            )
+
+    def _put(self, job: SchedulerOutput | _Call, what: str) -> None:
+        with self._changed:
+            if self._stopping:
+                raise WorkerError(f"{what} was submitted after shutdown; start a new engine")
+            self._waiting.append(job)
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        try:
+            self._enter()
+            while (job := self._next_job()) is not None:
+                self._do(job)
+        finally:
+            self._fail_waiting()
+
+    def _next_job(self) -> SchedulerOutput | _Call | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or bool(self._waiting))
+            if self._stopping:
+                return None
+            self._busy = True
+            return self._waiting.popleft()
+
+    def _do(self, job: SchedulerOutput | _Call) -> None:
+        output: ModelRunnerOutput | None = None
+        if isinstance(job, _Call):
+            _run_call(job)
+        else:
+            output = self._run(job)
+        with self._changed:
+            if output is not None:
+                self._finished.append(output)
+            self._busy = False
+            self._changed.notify_all()
+        self._tell_sink()
+
+    def _fail_waiting(self) -> None:
+        with self._changed:
+            self._stopping = True
+            for job in self._waiting:
+                if isinstance(job, _Call):
+                    job.done.set_exception(WorkerError("the engine shut down before this call"))
+                    continue
+                error = f"pass {job.sequence} ({job.stage}) did not run: the engine shut down"
+                self._finished.append(
+                    ModelRunnerOutput(sequence=job.sequence, stage=job.stage, error=error)
+                )
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._tell_sink()
+
+    def _tell_sink(self) -> None:
+        sink = self._sink
+        if sink is None:
+            return
+        try:
+            sink()
+        except Exception:
+            logger.exception("the event sink failed; results can still be collected")
+
+
+def _run_call(call: _Call) -> None:
+    try:
+        call.function()
+    except Exception as error:
+        call.done.set_exception(error)
+    else:
+        call.done.set_result(None)
