@@ -24,7 +24,6 @@ from ..connector.messages import (
     RequestReceived,
     Reserved,
 )
-from ..runtime.types import Stamp
 from .attempt import Attempt, Leg, Phase
 from .attempts import AttemptOwner, Attempts
 from .effects import ConfirmOutput, Effect, SendWorker
@@ -89,23 +88,21 @@ class Handoffs:
             case Refused():
                 self._refused(attempt, leg, message)
             case PrefillAccepted():
-                self._prefill_accepted(attempt, leg, worker, now)
+                self._prefill_accepted(attempt, leg)
             case PrefillComplete():
                 if not attempt.computed:
-                    self._note(attempt, worker, message.stamps, "prefill_complete", now)
+                    attempt.request.timeline.add(message.stamps, worker.name)
                     self._attempts.computed(attempt)
             case RequestReceived():
                 if not attempt.received:
-                    self._note(attempt, worker, message.stamps, "kv_received", now)
+                    attempt.request.timeline.add(message.stamps, worker.name)
                     attempt.received = True
             case RequestActivated():
-                self._activated(attempt, message, worker, now)
+                self._activated(attempt, message, worker)
             case GenerationFailed():
                 self._failed(attempt, leg, message)
             case GenerationReleased():
-                if not leg.released:
-                    self._note(attempt, worker, message.stamps, "released", now)
-                self._attempts.leg_released(attempt, leg, now.mono_s)
+                self._released(attempt, leg, message, worker, now)
             case _:
                 assert_never(message)
 
@@ -145,7 +142,7 @@ class Handoffs:
     ) -> None:
         leg.known = True
         if attempt.phase is Phase.RESERVING:
-            self._note(attempt, worker, message.stamps, "reserved", now)
+            attempt.request.timeline.add(message.stamps, worker.name)
             self._attempts.reserved(attempt, message.reservation, now.mono_s)
 
     def _refused(self, attempt: Attempt, leg: Leg, message: Refused) -> None:
@@ -155,18 +152,15 @@ class Handoffs:
             self._counters[f"refused.{message.code}"] += 1
             self._attempts.refused(attempt, leg, message.code, message.reason)
 
-    def _prefill_accepted(self, attempt: Attempt, leg: Leg, worker: Worker, now: Now) -> None:
+    def _prefill_accepted(self, attempt: Attempt, leg: Leg) -> None:
         leg.known = True
         if attempt.phase is Phase.STARTING:
-            self._note(attempt, worker, (), "prefill_accepted", now)
             self._attempts.prefill_accepted(attempt)
 
-    def _activated(
-        self, attempt: Attempt, message: RequestActivated, worker: Worker, now: Now
-    ) -> None:
+    def _activated(self, attempt: Attempt, message: RequestActivated, worker: Worker) -> None:
         if attempt.activated:
             return
-        self._note(attempt, worker, message.stamps, "activated", now)
+        attempt.request.timeline.add(message.stamps, worker.name)
         self._attempts.activated(attempt)
         self._counters["decode_prefill_tokens"] += message.prefill_tokens
         self._counters["decode_loops_before_activation"] += message.recurrent_loops
@@ -177,6 +171,15 @@ class Handoffs:
             self._counters["prefill_failed_after_handoff"] += 1
         elif attempt.live:
             self._owner.attempt_failed(attempt, message.code, message.error)
+
+    def _released(
+        self, attempt: Attempt, leg: Leg, message: GenerationReleased, worker: Worker, now: Now
+    ) -> None:
+        if leg.released:
+            return
+        attempt.request.timeline.add(message.stamps, worker.name)
+        attempt.request.timeline.mark("released", now.wall_s, worker.name)
+        self._attempts.leg_released(attempt, leg, now.mono_s)
 
     def _take_row(self, attempt: Attempt, worker: Worker, row: OutputRow, now: Now) -> None:
         attempt.received = True
@@ -201,12 +204,3 @@ class Handoffs:
 
     def _confirm(self, worker: Worker, row: OutputRow, outputs: int) -> None:
         self._emit(ConfirmOutput(worker.incarnation, row.generation, outputs))
-
-    def _note(
-        self, attempt: Attempt, worker: Worker, stamps: tuple[Stamp, ...], event: str, now: Now
-    ) -> None:
-        """Keep the worker's stamps; mark the arrival of its message if it did not stamp it."""
-        timeline = attempt.request.timeline
-        timeline.add(stamps, worker.name)
-        if all(stamp.event != event for stamp in stamps):
-            timeline.mark(event, now.wall_s, worker.name)

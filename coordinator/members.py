@@ -29,6 +29,7 @@ from .registry import Registry, Worker
 
 logger = logging.getLogger(__name__)
 
+QUARANTINED = "blocks_quarantined"  # the name of that figure in a worker's heartbeat
 UNREACHABLE_S = 2.0  # a closed connection that is not opened again for so long means a dead worker
 
 
@@ -96,7 +97,7 @@ class Members:
     def _heartbeat(self, worker: Worker, message: Heartbeat, now: Now) -> None:
         worker.live = message.live
         worker.statistics = message.statistics
-        quarantined = int(message.statistics.get("quarantined_blocks", 0))
+        quarantined = int(message.statistics.get(QUARANTINED, 0))
         if quarantined != self._books.account(worker.incarnation).quarantined_blocks:
             self._books.set_quarantined(worker.incarnation, quarantined)
         self._handoffs.heartbeat(worker, message, now)

@@ -248,7 +248,10 @@ class ScriptedWorker:
         if record.phase == "received":
             record.phase = "active"
             activated = RequestActivated(
-                generation=generation, stamps=(), prefill_tokens=0, recurrent_loops=0
+                generation=generation,
+                stamps=(Stamp("activated", 4.0),),
+                prefill_tokens=0,
+                recurrent_loops=0,
             )
             return [activated]
         if record.phase != "active":

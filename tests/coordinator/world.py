@@ -193,19 +193,32 @@ class World:
 
     def work(self) -> None:
         """Everybody does one thing for each generation that they hold."""
-        living = [w for w in self.workers.values() if w.incarnation not in self.dead]
-        for worker in living:
+        self.decode()
+        self.transfer()
+        self.compute()
+
+    def compute(self) -> None:
+        for worker in self._living("prefill"):
+            for generation in list(worker.live):
+                self.to_coordinator[worker.incarnation].extend(worker.compute(generation))
+
+    def transfer(self) -> None:
+        for worker in self._living("prefill"):
             for generation, record in list(worker.live.items()):
-                line = self.to_coordinator[worker.incarnation]
-                if worker.role == "decode":
-                    line.extend(worker.decode_step(generation))
-                    continue
-                line.extend(worker.compute(generation))
                 peer = self.workers.get(record.peer)
                 if peer is not None and peer.incarnation not in self.dead:
                     released, received = hand_over(worker, peer, generation)
-                    line.extend(released)
+                    self.to_coordinator[worker.incarnation].extend(released)
                     self.to_coordinator[peer.incarnation].extend(received)
+
+    def decode(self) -> None:
+        for worker in self._living("decode"):
+            for generation in list(worker.live):
+                self.to_coordinator[worker.incarnation].extend(worker.decode_step(generation))
+
+    def _living(self, role: str) -> list[ScriptedWorker]:
+        workers = [w for w in self.workers.values() if w.role == role]
+        return [worker for worker in workers if worker.incarnation not in self.dead]
 
     def beat(self) -> None:
         for worker in self.workers.values():

@@ -1,0 +1,132 @@
+"""Random interleavings, losses, doublings, cancels, failures and deaths, checked after every event.
+
+World complains about output after a cancel was answered, output out of order, or a second ending;
+in the end every request has ended once and no credit is out.
+"""
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .workers import ScriptedWorker
+from .world import World
+
+EXAMPLES = int(os.environ.get("RLT_EXAMPLES", "60"))
+
+names = st.sampled_from(["a", "b", "c"])
+clients = st.sampled_from([b"c0", b"c1"])
+picks = st.integers(0, 7)
+
+actions = st.one_of(
+    st.tuples(
+        st.just("generate"), names, clients, st.integers(1, 60), st.sampled_from([None, 0.5, 30.0])
+    ),
+    st.tuples(st.just("cancel"), names, clients),
+    st.tuples(st.just("deliver"), picks, st.sampled_from(["once", "twice", "lost"])),
+    st.tuples(st.just("deliver many"), picks, st.integers(1, 6)),
+    st.tuples(st.just("compute")),
+    st.tuples(st.just("transfer")),
+    st.tuples(st.just("decode")),
+    st.tuples(st.just("beat")),
+    st.tuples(st.just("time"), st.sampled_from([0.05, 0.3, 1.0])),
+    st.tuples(st.just("fail"), picks),
+    st.tuples(st.just("kill"), picks, st.booleans()),
+    st.tuples(st.just("join"), st.sampled_from(["prefill", "decode"]), st.sampled_from([64, 4096])),
+    st.tuples(st.just("full"), picks),
+)
+
+
+def _lines(world: World) -> list[tuple[str, bool]]:
+    lines = [(name, True) for name, line in world.to_worker.items() if line]
+    return lines + [(name, False) for name, line in world.to_coordinator.items() if line]
+
+
+def _deliver(world: World, pick: int, how: str) -> None:
+    lines = _lines(world)
+    if not lines:
+        return
+    name, down = lines[pick % len(lines)]
+    if how == "lost":
+        (world.to_worker if down else world.to_coordinator)[name].popleft()
+    elif down:
+        world.deliver_to_worker(name, twice=how == "twice")
+    else:
+        world.deliver_to_coordinator(name, twice=how == "twice")
+
+
+def _act(world: World, action: tuple[object, ...], lives: list[int]) -> None:
+    match action:
+        case ("generate", str(name), bytes(client), int(size), deadline_s):
+            prompt = tuple(range(1, size + 1))
+            assert deadline_s is None or isinstance(deadline_s, float)
+            world.generate(name, prompt, size % 7 + 1, client, deadline_s)
+        case ("cancel", str(name), bytes(client)):
+            world.cancel(name, client)
+        case ("deliver", int(pick), str(how)):
+            _deliver(world, pick, how)
+        case ("deliver many", int(pick), int(count)):
+            for offset in range(count):
+                _deliver(world, pick + offset, "once")
+        case ("compute",):
+            world.compute()
+        case ("transfer",):
+            world.transfer()
+        case ("decode",):
+            world.decode()
+        case ("beat",):
+            world.beat()
+        case ("time", float(seconds)):
+            world.pass_time(seconds)
+        case ("fail", int(pick)):
+            held = [(w, g) for w in world.workers.values() for g in w.live]
+            if held:
+                worker, generation = held[pick % len(held)]
+                messages = worker.fail(generation, "transfer_failed")
+                world.to_coordinator[worker.incarnation].extend(messages)
+        case ("kill", int(pick), bool(noticed)):
+            if world.workers:
+                world.kill(sorted(world.workers)[pick % len(world.workers)], noticed=noticed)
+        case ("join", str(role), int(blocks)):
+            lives[0] += 1
+            if len(world.workers) < 6:
+                name = f"{role[0]}{lives[0] % 3}"
+                world.add(ScriptedWorker(name, role, num_blocks=blocks, life=10 + lives[0]))
+        case ("full", int(pick)):
+            if world.workers:
+                worker = world.workers[sorted(world.workers)[pick % len(world.workers)]]
+                worker.num_blocks = max(4, worker.num_blocks // 2)
+        case _:
+            raise AssertionError(action)
+
+
+def _come_to_an_end(world: World) -> None:
+    """No more trouble: with one healthy pair, everything that still waits must come to its end."""
+    for name in ("p", "d"):
+        role = "prefill" if name == "p" else "decode"
+        world.add(ScriptedWorker(f"{name}-sound", role, life=1000))
+    for incarnation, worker in list(world.workers.items()):
+        replaced = [w for w in world.workers.values() if w.name == worker.name]
+        if worker is not replaced[-1]:  # its name was taken: a supervisor would kill it
+            world.kill(incarnation, noticed=False)
+    world.run_until_idle()
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(actions, max_size=120))
+def test_every_request_ends_once_and_everything_comes_back(
+    script: list[tuple[object, ...]],
+) -> None:
+    world = World(prefill=2, decode=2, heartbeat_timeout_s=5.0)
+    lives = [0]
+    for action in script:
+        _act(world, action, lives)
+    _come_to_an_end(world)
+    assert world.state.statistics()["credits_outstanding"] == 0
+    for client in world.clients.values():
+        assert all(life.last is not None for life in client.lives)
+        assert len(client.accepted) + len({r.submission for r in client.rejected}) == len(
+            client.sent
+        )
+    for worker in world.workers.values():
+        assert not worker.live, f"{worker.name} still holds {worker.live}"
