@@ -87,7 +87,9 @@ def _kib(stamps: Sequence[Stamp], event: str) -> str:
 
 def _milestones(stamps: Sequence[Stamp]) -> str:
     begin_s = min(stamp.at_s for stamp in stamps)
-    known = [(name, _first(stamps, name)) for name in MILESTONES]
+    # The coordinator's own "received" is the request's; a worker's is that of its KV.
+    later = [s for s in stamps if s.worker or s.event in ("first_token", "last_token")]
+    known = [(name, _first(later, name)) for name in MILESTONES]
     told = [f"{n.replace('_', ' ')} {(at - begin_s) * 1000:.1f}" for n, at in known if at]
     return "ms after the request came: " + ", ".join(told)
 
