@@ -52,7 +52,7 @@ class SendRecord:
     complete: bool = False  # fact: every chunk of the prompt is in `chunks`
     posted: set[int] = field(default_factory=set)
     terminal: set[int] = field(default_factory=set)
-    unsent_bytes: int = 0  # of chunks ordered but not posted
+    unsent_bytes: int = 0  # of chunks whose handle is not DONE
     error: str | None = None
     told_at_s: float = 0.0
     stamps: list[Stamp] = field(default_factory=list)
@@ -104,8 +104,8 @@ class Sender:
     def on_prefill_admitted(
         self, generation: Generation, tables: BlockTables, hidden_slot: int
     ) -> None:
-        record = self._records[generation]
-        if record.phase is not Phase.WAITING:  # stopped while it waited
+        record = self._live(generation)
+        if record is None or record.phase is not Phase.WAITING:  # stopped while it waited
             return
         record.tables, record.hidden_slot = tables, hidden_slot
         record.move(Phase.SENDING)
@@ -122,8 +122,9 @@ class Sender:
             if start < finished.range.stop:
                 self._order(record, finished.depth, TokenRange(start, finished.range.stop))
             if finished.hidden_ready:
-                unsent = record.unsent_bytes
-                self._stamp(record, "compute_end", num_bytes=unsent, at_s=finished.at_s)
+                self._stamp(
+                    record, "compute_end", num_bytes=record.unsent_bytes, at_s=finished.at_s
+                )
                 last = record.prompt_tokens
                 self._order(record, None, TokenRange(last - 1, last))
                 record.complete = True
@@ -135,6 +136,7 @@ class Sender:
         for sent in feedback.sent:
             if record := self._live(sent.generation):
                 record.terminal.add(sent.sequence)
+                record.unsent_bytes -= self._chunk_bytes(record.chunks[sent.sequence])
                 self._advance(record)
         for failure in feedback.failed:
             if record := self._live(failure.generation):
@@ -168,10 +170,13 @@ class Sender:
         if record := self._live(generation):
             self._stop(record, None)
 
-    def on_peer_gone(self, peer: str) -> None:
-        """That decode incarnation is dead: handles to it end with errors, nobody waits for us."""
-        for record in [r for r in self._records.values() if r.peer == peer]:
+    def on_peer_gone(self, peer: str) -> list[Generation]:
+        """That decode incarnation is dead: handles to it end with errors, nobody waits for us.
+        Returns the generations that were to go there."""
+        stopped = [r for r in self._records.values() if r.peer == peer]
+        for record in stopped:
             self._stop(record, f"decode worker {peer} is gone")
+        return [record.generation for record in stopped]
 
     def tick(self) -> None:
         """Repeat what was not answered."""
@@ -255,7 +260,6 @@ class Sender:
     def _on_posted(self, record: SendRecord, sequence: int, num_bytes: int, at_s: float) -> None:
         record.posted.add(sequence)
         spec = record.chunks[sequence]
-        record.unsent_bytes -= self._chunk_bytes(spec)
         name = "hidden_posted" if spec.depth is None else "posted"
         self._stamp(record, name, spec.depth, num_bytes, at_s)
         if record.phase is not Phase.SENDING:

@@ -98,7 +98,8 @@ class PrefillEngine:
                 self._cancel(message.generation)
             case Peers():
                 for gone in self._pairs.update(message.peers):
-                    self._sender.on_peer_gone(gone)
+                    for generation in self._sender.on_peer_gone(gone):
+                        self._core.cancel(generation)
             case HeartbeatAnswer():
                 self._sender.closed.forget_below(message.oldest_live)
             case Reserve() | Confirm() | Resend():

@@ -1,8 +1,8 @@
 """One engine: a Scheduler, an Executor, on P and D both halves of a connector, and their order.
 
 Owns nothing but that order; runs on its driver's thread and never blocks.
-step(): results in, transfers heard, next pass submitted, and only then new WRITEs posted, so that
-the compute thread never waits for a transfer.
+step(): results in, next pass submitted, transfers heard, new WRITEs posted; so the compute thread
+never waits for a transfer.
 """
 
 from .errors import ProtocolError
@@ -65,19 +65,16 @@ class EngineCore:
 
     def step(self) -> list[EngineEvent]:
         events = self._take_results()
+        self._run_next()
         events += self._hear_transfers()
-        self._admit()
-        self._submit_next_pass()
-        self._post_orders()
+        self._post_finished_ranges()
+        self._run_next()  # what a transfer has just made runnable
         return events + self._scheduler.take_events()
 
     def _take_results(self) -> list[EngineEvent]:
         events = self._scheduler.take_events()
         for output in self._executor.collect():
             events += self._scheduler.update_from_output(output)
-        ranges = self._scheduler.take_ranges_to_send()
-        if self._connector is not None and ranges:
-            self._connector.on_ranges_finished(ranges)
         return events
 
     def _hear_transfers(self) -> list[EngineEvent]:
@@ -90,7 +87,7 @@ class EngineCore:
             events += self._scheduler.update_from_output(handoff)
         return events
 
-    def _admit(self) -> None:
+    def _run_next(self) -> None:
         for admitted in self._scheduler.admit():
             if self._connector is not None:
                 self._connector.on_prefill_admitted(
@@ -98,16 +95,17 @@ class EngineCore:
                     admitted.tables,
                     self._executor.export_hidden(admitted.generation),
                 )
-
-    def _submit_next_pass(self) -> None:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._executor.submit(plan)
 
-    def _post_orders(self) -> None:
-        if self._connector is not None and self._transfers is not None:
-            if orders := self._connector.take_orders():
-                self._transfers.post(orders)
+    def _post_finished_ranges(self) -> None:
+        if self._connector is None or self._transfers is None:
+            return
+        if ranges := self._scheduler.take_ranges_to_send():
+            self._connector.on_ranges_finished(ranges)
+        if orders := self._connector.take_orders():
+            self._transfers.post(orders)
 
     def idle(self) -> bool:
         return not self._scheduler.live()
