@@ -60,7 +60,7 @@ types: $(VENV)/.test
 	MYPYPATH=.types $(VENV)/bin/mypy --strict --namespace-packages --explicit-package-bases -p rlt
 
 bench: $(VENV)/.test
-	$(PY) -m rlt.launch.bench
+	$(PY) benchmarks/decode_speed.py
 
 clean:
 	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist rlt.egg-info
