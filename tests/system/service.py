@@ -192,10 +192,13 @@ def wait_for(
             return line
 
 
-def eventually(check: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:
+def eventually(
+    check: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = 15.0
+) -> None:
     """Statistics travel with heartbeats, so a test has to look until they say it."""
     deadline = time.monotonic() + timeout_s
     while not check():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {timeout_s} s: {said}")
         time.sleep(0.05)
