@@ -25,7 +25,7 @@ from .transport import Finished, Notification, Ticket, Write
 
 logger = logging.getLogger(__name__)
 
-_UNRELEASABLE: list[object] = []  # keeps running handles from being released by the collector
+_STILL_WRITING: set[object] = set()  # closed, but collecting them would release running handles
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,16 @@ class NixlTransport:
         ]
 
     def close(self) -> None:
-        """Handles, prepared lists, remote agents, registrations. Handles that still run are left to
-        the process's end, with the agent they belong to."""
+        """Handles, prepared lists, remote agents, registrations. While handles still run, their
+        agent stays: call again once they have ended, or leave them to the process's end."""
         for source in list(self._sources):
             self.remove_source(source)
         self.poll_finished()
         if self._running:
             logger.warning("%d transfers still run; their agent is kept", len(self._running))
-            _UNRELEASABLE.append(self)
+            _STILL_WRITING.add(self)
             return
+        _STILL_WRITING.discard(self)
         if self._writer is not None:
             for target in list(self._targets):
                 self.remove_target(target)
