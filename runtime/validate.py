@@ -104,9 +104,12 @@ def _check_length(request: EngineRequest, model: ModelDescription, pool_tokens: 
     need = request.capacity_tokens
     asked = f"{prompt} prompt tokens and sampling.max_tokens {output} need {need} positions"
     if need > model.max_positions:
-        raise TooLong(f"{asked}; the model has {model.max_positions}")
+        raise TooLong(f"{asked}; the model has {model.max_positions}: ask for less")
     if pool_tokens is not None and need > pool_tokens:
-        raise TooLong(f"{asked}; the KV pool holds {pool_tokens} of one request")
+        raise TooLong(
+            f"{asked}; the KV pool holds {pool_tokens} of one request: ask for less, or start the "
+            "workers with a higher --num-blocks"
+        )
 
 
 def _whole(field: str, value: object, low: int, high: int | None) -> None:
