@@ -3,16 +3,23 @@
 Exit codes: 0 told to stop, 1 failed while serving, 2 could not start.
 """
 
+import asyncio
+import contextlib
 import logging
+import signal
 import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
 
 from ..runtime.errors import CheckpointError, ConfigError, RltError, ServiceError
+from ..runtime.prompt import Tokenizer
 from .config import CoordinatorConfig
 from .runtime_dir import held_runtime_dir
-from .service import serve
+from .service import CoordinatorService
 from .text import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,6 +47,37 @@ def main(arguments: list[str]) -> int:
         logger.error("%s", error)
         return 1
     return 0
+
+
+async def serve(config: CoordinatorConfig, runtime_dir: Path, tokenizer: Tokenizer | None) -> None:
+    """Run one service until SIGTERM or SIGINT, or until a fault."""
+    loop = asyncio.get_running_loop()
+    fault: asyncio.Future[None] = loop.create_future()
+    loop.set_exception_handler(lambda _, context: _note_fault(fault, context))
+    service = CoordinatorService(config, runtime_dir, tokenizer)
+    with contextlib.closing(service):
+        service.bind()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.stop)
+        await _run_or_fail(service.run(), fault)
+
+
+async def _run_or_fail(run: Coroutine[Any, Any, None], fault: "asyncio.Future[None]") -> None:
+    task = asyncio.ensure_future(run)
+    await asyncio.wait([task, fault], return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    for ended in (fault, task):
+        if ended.done() and not ended.cancelled():
+            ended.result()
+
+
+def _note_fault(fault: "asyncio.Future[None]", context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    logger.error("%s", context.get("message"), exc_info=error)
+    if not fault.done():
+        fault.set_exception(ServiceError(f"{context.get('message')}: {error!r}"))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Literal
 
 from ..runtime.errors import ProtocolError
+from ..runtime.events import Reservation
 from ..runtime.types import EngineRequest, Generation
 from .request import Request
 
@@ -52,6 +53,7 @@ class Attempt:
     prefill: Leg
     decode: Leg
     phase: Phase = Phase.RESERVING
+    reservation: Reservation | None = None  # what D promised
     must_wait: bool = False  # D said: not before something is released
     computed: bool = False  # P has computed everything
     received: bool = False  # D holds the whole prompt

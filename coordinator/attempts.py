@@ -1,47 +1,26 @@
-"""Every live attempt: its asks, its credits, and the order in which its legs are let go.
+"""Every live attempt: its phases, its credits, and the order in which its legs are let go.
 
 Owns attempts from their first Reserve until both workers have let go. Decides nothing about
 requests: what an attempt meets is reported to its owner. A leg is settled exactly once.
 """
 
 from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple, Protocol, assert_never
+from typing import Protocol
 
 import msgspec
 
-from ..connector.asks import AskBook
-from ..connector.messages import (
-    Cancel,
-    CoordinatorToWorker,
-    OutputRow,
-    Prefill,
-    Resend,
-    Reserve,
-)
+from ..connector.messages import OutputRow
 from ..runtime.errors import InvariantBroken
 from ..runtime.events import Reservation
 from ..runtime.types import EngineRequest, Generation
 from .attempt import Attempt, Leg, Phase
+from .attempt_asks import CANCEL, AskKind, OpenAsks
 from .credits import Books
-from .effects import Effect, SendWorker
+from .effects import Effect
 from .request import Request
 from .router import Need, Pair
 
 RESENDS_AFTER_RELEASE = 3  # D has let go although output is missing: so often it is asked again
-
-
-class AskKind(Enum):
-    RESERVE = "reserve"
-    PREFILL = "prefill"
-    RESEND = "resend"
-    CANCEL_PREFILL = "cancel prefill"
-    CANCEL_DECODE = "cancel decode"
-
-
-class Ask(NamedTuple):
-    kind: AskKind
-    generation: Generation
 
 
 class AttemptOwner(Protocol):
@@ -56,11 +35,9 @@ class Attempts:
     def __init__(self, owner: AttemptOwner, books: Books, emit: Callable[[Effect], None]) -> None:
         self._owner = owner
         self._books = books
-        self._emit = emit
         self._live: dict[Generation, Attempt] = {}
         self._at: dict[str, dict[Generation, Attempt]] = {}  # by worker, legs not yet settled
-        self._reservations: dict[Generation, Reservation] = {}
-        self._asks: AskBook[Ask] = AskBook()
+        self._asks = OpenAsks(emit)
 
     def start(
         self, request: Request, engine_request: EngineRequest, pair: Pair, need: Need, mono_s: float
@@ -78,20 +55,20 @@ class Attempts:
         for leg, credit in ((attempt.prefill, need.prefill), (attempt.decode, need.decode)):
             self._books.take(leg.worker, generation, credit)
             self._at.setdefault(leg.worker, {})[generation] = attempt
-        self._ask(Ask(AskKind.RESERVE, generation), mono_s)
+        self._asks.ask(AskKind.RESERVE, attempt, mono_s)
         return attempt
 
     def reserved(self, attempt: Attempt, reservation: Reservation, mono_s: float) -> None:
         """D has promised its blocks: P may start."""
-        self._asks.answered(Ask(AskKind.RESERVE, attempt.generation))
+        self._asks.answered(AskKind.RESERVE, attempt)
         attempt.move(Phase.STARTING)
         attempt.must_wait = False
         attempt.prefill.asked = True
-        self._reservations[attempt.generation] = reservation
-        self._ask(Ask(AskKind.PREFILL, attempt.generation), mono_s)
+        attempt.reservation = reservation
+        self._asks.ask(AskKind.PREFILL, attempt, mono_s)
 
     def prefill_accepted(self, attempt: Attempt) -> None:
-        self._asks.answered(Ask(AskKind.PREFILL, attempt.generation))
+        self._asks.answered(AskKind.PREFILL, attempt)
         attempt.move(Phase.RUNNING)
 
     def computed(self, attempt: Attempt) -> None:
@@ -109,15 +86,15 @@ class Attempts:
         self._books.shrink(attempt.decode.worker, attempt.generation, keep)
 
     def ask_resend(self, attempt: Attempt, mono_s: float) -> None:
-        self._ask(Ask(AskKind.RESEND, attempt.generation), mono_s)
+        self._asks.ask(AskKind.RESEND, attempt, mono_s)
 
     def gap_closed(self, attempt: Attempt) -> None:
-        self._asks.answered(Ask(AskKind.RESEND, attempt.generation))
+        self._asks.answered(AskKind.RESEND, attempt)
 
     def finish(self, attempt: Attempt) -> None:
         """The whole output arrived: nothing more is asked, the legs let go by themselves."""
         attempt.move(Phase.FINISHED)
-        self._drop_asks(attempt)
+        self._asks.drop(attempt)
         if attempt.writer_never_started:
             raise InvariantBroken(f"generation {attempt.generation} finished without a prefill")
         self._forget_if_over(attempt)
@@ -127,12 +104,12 @@ class Attempts:
         if not attempt.live:
             return
         attempt.move(Phase.CANCELLING)
-        self._drop_asks(attempt)
+        self._asks.drop(attempt)
         for leg in attempt.legs:
             if not leg.asked:
                 self._settle(attempt, leg)
             elif not leg.released:
-                self._ask(Ask(_CANCEL[leg.role], attempt.generation), mono_s)
+                self._asks.ask(CANCEL[leg.role], attempt, mono_s)
         self._forget_if_over(attempt)
 
     def leg_released(self, attempt: Attempt, leg: Leg, mono_s: float) -> None:
@@ -169,57 +146,18 @@ class Attempts:
 
     def repeat(self, mono_s: float) -> None:
         """Ask again what has not been answered in time."""
-        for ask in self._asks.due(mono_s):
-            attempt = self._live[ask.generation]
-            tries = self._asks.tries(ask)
+        for kind, attempt, tries in self._asks.due(mono_s):
             given_up = attempt.decode.released and tries > RESENDS_AFTER_RELEASE
-            if ask.kind is AskKind.RESEND and given_up:
+            if kind is AskKind.RESEND and given_up:
                 error = "the decode worker let go before all of its output had arrived"
                 self._owner.attempt_failed(attempt, "worker_lost", error)
             else:
-                self._send(ask)
+                self._asks.send(kind, attempt)
 
     def _wake_waiting(self, worker: str) -> None:
         for attempt in list(self._at.get(worker, {}).values()):
             if attempt.must_wait and attempt.phase is Phase.RESERVING:
-                self._send(Ask(AskKind.RESERVE, attempt.generation))
-
-    def _ask(self, ask: Ask, mono_s: float) -> None:
-        if self._asks.ask(ask, mono_s):
-            self._send(ask)
-
-    def _send(self, ask: Ask) -> None:
-        attempt = self._live[ask.generation]
-        message: CoordinatorToWorker
-        leg = attempt.decode
-        match ask.kind:
-            case AskKind.RESERVE:
-                message = Reserve(
-                    generation=ask.generation,
-                    request=attempt.engine_request,
-                    prefill=attempt.prefill.worker,
-                )
-            case AskKind.PREFILL:
-                leg = attempt.prefill
-                message = Prefill(
-                    generation=ask.generation,
-                    request=attempt.engine_request,
-                    decode=attempt.decode.worker,
-                    reservation=self._reservations[ask.generation],
-                )
-            case AskKind.RESEND:
-                message = Resend(generation=ask.generation, start_index=attempt.request.delivered)
-            case AskKind.CANCEL_PREFILL | AskKind.CANCEL_DECODE:
-                leg = attempt.prefill if ask.kind is AskKind.CANCEL_PREFILL else leg
-                never = attempt.writer_never_started
-                message = Cancel(generation=ask.generation, writer_never_started=never)
-            case _:
-                assert_never(ask.kind)
-        self._emit(SendWorker(leg.worker, message))
-
-    def _drop_asks(self, attempt: Attempt) -> None:
-        for kind in AskKind:
-            self._asks.answered(Ask(kind, attempt.generation))
+                self._asks.send(AskKind.RESERVE, attempt)
 
     def _settle(self, attempt: Attempt, leg: Leg) -> None:
         if leg.released:
@@ -227,13 +165,12 @@ class Attempts:
         leg.released = True
         self._books.give_back(leg.worker, attempt.generation)
         self._at[leg.worker].pop(attempt.generation)
-        self._asks.answered(Ask(_CANCEL[leg.role], attempt.generation))
+        self._asks.answered(CANCEL[leg.role], attempt)
 
     def _forget_if_over(self, attempt: Attempt) -> None:
         if not attempt.live and all(leg.released for leg in attempt.legs):
-            self._drop_asks(attempt)
+            self._asks.drop(attempt)
             self._live.pop(attempt.generation, None)
-            self._reservations.pop(attempt.generation, None)
 
     def get(self, generation: Generation) -> Attempt | None:
         return self._live.get(generation)
@@ -267,9 +204,4 @@ class Attempts:
         }
         if listed != held:
             raise InvariantBroken(f"legs listed and legs held differ: {listed ^ held}")
-        orphans = [ask for ask in self._asks if ask.generation not in self._live]
-        if orphans:
-            raise InvariantBroken(f"asks without an attempt: {orphans}")
-
-
-_CANCEL = {"prefill": AskKind.CANCEL_PREFILL, "decode": AskKind.CANCEL_DECODE}
+        self._asks.check(self._live)

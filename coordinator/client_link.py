@@ -10,7 +10,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar, assert_never
 
 from ..connector.channel import DealerChannel, SendResult
-from ..connector.messages import ClientToCoordinator, CoordinatorToClient, Hello, ServiceInfo
+from ..connector.messages import (
+    CancelRequest,
+    ClientToCoordinator,
+    CoordinatorToClient,
+    Hello,
+    ServiceInfo,
+)
 from ..runtime.errors import Overloaded, RltError, ServiceUnreachable
 from ..runtime.interfaces import Delta, GenerateRequest
 from ..runtime.types import RequestId
@@ -66,6 +72,7 @@ class ServiceLink:
             self._watch_silence()
             await self._answer(taken, "the request")
         except BaseException:  # also when the caller was cancelled: nobody wants it any more
+            self._sinks.pop(name, None)
             self.cancel_soon(name)
             raise
         finally:
@@ -128,8 +135,11 @@ class ServiceLink:
             return
         silent_s = self._loop.time() - self._heard_s
         if silent_s > SILENCE_S:
+            lost = self._core.active()
             reason = f"nothing was heard from {self._endpoint} for {silent_s:.0f} s"
             self._handle(self._core.lose_service(reason))
+            for name in lost:  # should it live after all, it need not go on with them
+                self._channel.send(CancelRequest(request_id=name))
         else:
             self._watch = self._loop.call_later(WATCH_S, self._look)
 

@@ -187,7 +187,7 @@ class ClientCore:
 
     def _delta(self, delta: Delta) -> list[Event]:
         live = self._live.get(delta.request_id)
-        if live is None or live.ended:
+        if live is None or live.ended or not live.accepted:  # an earlier life's echo
             return []
         if delta.start_index != live.outputs:
             raise ProtocolError(

@@ -5,12 +5,10 @@ gets one frame per drain. A fault of the state machine ends the service: its boo
 """
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,21 @@ from ..connector.messages import (
     Alive,
     AskStatistics,
     ClientToCoordinator,
-    CoordinatorToClient,
     CoordinatorToWorker,
     Register,
     Shutdown,
     WorkerExited,
     WorkerToCoordinator,
 )
-from ..runtime.errors import ServiceError
 from ..runtime.prompt import Tokenizer
 from .attempt import Role
+from .client_sockets import ClientSockets
 from .config import CoordinatorConfig
 from .discovery import ServiceRecord, write_record
 from .effects import Effect, Outbox, SendClient
 from .now import Now
 from .state import CoordinatorState, FromWorker
+from .worker_stop import stop_workers
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,6 @@ TICK_S = 0.05  # how exactly deadlines, heartbeats and repeated asks are kept
 ALIVE_S = 1.0
 PROBE_S = 30.0  # an idle client's end shows only when something is sent to it
 UNBLOCK_S = 0.02  # how soon a client that took nothing is tried again
-STOP_POLL_S = 0.05  # nobody tells when a worker's connection closes: a send has to find out
 RELEASE_S = 2.0  # how long cancelled requests may take to be let go at the end
 
 
@@ -59,7 +56,6 @@ class CoordinatorService:
         self._runtime_dir = runtime_dir
         self._loop = asyncio.get_running_loop()
         self.state = CoordinatorState(config, _now(), tokenizer=tokenizer)
-        self._outbox = Outbox(self._send_client, self._send_worker)
         self._flush_soon: asyncio.Handle | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stop = asyncio.Event()
@@ -70,23 +66,16 @@ class CoordinatorService:
         self._workers: RouterChannel[FromWorker, CoordinatorToWorker] = RouterChannel(
             WorkerToCoordinator | WorkerExited, self._from_worker
         )
-        self._clients: list[RouterChannel[ClientToCoordinator, CoordinatorToClient]] = []
-        self._client_channel: dict[
-            bytes, RouterChannel[ClientToCoordinator, CoordinatorToClient]
-        ] = {}
+        self._clients = ClientSockets(self._from_client)
+        self._outbox = Outbox(self._clients.send, self._send_worker)
         self.endpoints: tuple[str, ...] = ()
         self.worker_endpoint = ""
 
     def bind(self) -> None:
         """Listen everywhere. Raises ConfigError if an address cannot be had."""
         self.worker_endpoint = self._workers.bind(self._config.workers_at)
-        endpoints = []
-        for endpoint in self._config.clients_at:
-            channel = self._client_listener()
-            self._clients.append(channel)
-            endpoints.append(channel.bind(endpoint))
-        self.endpoints = tuple(endpoints)
-        logger.info("workers dial %s, clients %s", self.worker_endpoint, ", ".join(endpoints))
+        self.endpoints = tuple(map(self._clients.bind, self._config.clients_at))
+        logger.info("workers dial %s, clients %s", self.worker_endpoint, ", ".join(self.endpoints))
 
     async def run(self) -> None:
         self._every("tick", TICK_S, lambda: self._do(self.state.tick(_now())))
@@ -108,8 +97,7 @@ class CoordinatorService:
         if self._flush_soon is not None:
             self._flush_soon.cancel()
         self._workers.close()
-        for channel in self._clients:
-            channel.close()
+        self._clients.close()
         if self._record is not None:
             self._record.unlink(missing_ok=True)
         for endpoint in (self.worker_endpoint, *self.endpoints):
@@ -118,19 +106,9 @@ class CoordinatorService:
 
     # Messages in
 
-    def _client_listener(self) -> RouterChannel[ClientToCoordinator, CoordinatorToClient]:
-        def hear(client: bytes, message: ClientToCoordinator) -> None:
-            self._client_channel[client] = channel
-            self._from_client(client, message)
-
-        channel: RouterChannel[ClientToCoordinator, CoordinatorToClient] = RouterChannel(
-            ClientToCoordinator, hear
-        )
-        return channel
-
     def _from_client(self, client: bytes, message: ClientToCoordinator) -> None:
         if isinstance(message, AskStatistics):
-            frames = self._workers.malformed + sum(channel.malformed for channel in self._clients)
+            frames = self._workers.malformed + self._clients.malformed
             self.state.counters["malformed_frames"] = frames
         self._do(self.state.handle_client(client, message, _now()))
 
@@ -173,15 +151,11 @@ class CoordinatorService:
             self._flush()
 
     def _forget(self, client: bytes) -> None:
-        self._client_channel.pop(client, None)
+        self._clients.forget(client)
         self._do(self.state.client_gone(client, _now()))
 
     def _probe_clients(self) -> None:
-        self._do([SendClient(client, Alive()) for client in self._client_channel])
-
-    def _send_client(self, client: bytes, message: CoordinatorToClient) -> SendResult:
-        channel = self._client_channel.get(client)
-        return channel.send(client, message) if channel is not None else SendResult.GONE
+        self._do([SendClient(client, Alive()) for client in self._clients.known()])
 
     def _send_worker(self, incarnation: str, message: CoordinatorToWorker) -> SendResult:
         return self._workers.send(incarnation.encode(), message)
@@ -245,26 +219,12 @@ class CoordinatorService:
             await _first_of(woken, left_s)
 
     async def _stop_workers(self, role: Role) -> None:
-        waiting = {worker.incarnation: worker for worker in self.state.workers(role)}
-        end_s = time.monotonic() + self._config.stop_s
-        while waiting and time.monotonic() < end_s:
-            for incarnation, worker in list(waiting.items()):
-                left = self._send_worker(incarnation, Shutdown()) is SendResult.GONE
-                if left and not self._runs_here(worker.pid):
-                    del waiting[incarnation]
-            await asyncio.sleep(STOP_POLL_S)
-        for worker in waiting.values():
-            logger.warning("%s worker %s has not stopped", role, worker.name)
-
-    def _runs_here(self, pid: int) -> bool:
-        """Whether a worker's process still lives; unknown (False) for those that dial by TCP."""
-        if not self.worker_endpoint.startswith("ipc://"):
-            return False
-        try:
-            os.kill(pid, 0)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return True
+        await stop_workers(
+            self.state.workers(role),
+            self._send_worker,
+            local=self.worker_endpoint.startswith("ipc://"),
+            bound_s=self._config.stop_s,
+        )
 
 
 async def _first_of(tasks: list[asyncio.Task[Any]], timeout_s: float) -> None:
@@ -272,34 +232,3 @@ async def _first_of(tasks: list[asyncio.Task[Any]], timeout_s: float) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def serve(config: CoordinatorConfig, runtime_dir: Path, tokenizer: Tokenizer | None) -> None:
-    """Run one service until SIGTERM or SIGINT, or until a fault."""
-    loop = asyncio.get_running_loop()
-    fault: asyncio.Future[None] = loop.create_future()
-    loop.set_exception_handler(lambda _, context: _note_fault(fault, context))
-    service = CoordinatorService(config, runtime_dir, tokenizer)
-    with contextlib.closing(service):
-        service.bind()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, service.stop)
-        await _run_or_fail(service.run(), fault)
-
-
-async def _run_or_fail(run: Coroutine[Any, Any, None], fault: "asyncio.Future[None]") -> None:
-    task = asyncio.ensure_future(run)
-    await asyncio.wait([task, fault], return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    for ended in (fault, task):
-        if ended.done() and not ended.cancelled():
-            ended.result()
-
-
-def _note_fault(fault: "asyncio.Future[None]", context: dict[str, Any]) -> None:
-    error = context.get("exception")
-    logger.error("%s", context.get("message"), exc_info=error)
-    if not fault.done():
-        fault.set_exception(ServiceError(f"{context.get('message')}: {error!r}"))

@@ -33,6 +33,7 @@ from ..connector.messages import (
 from ..runtime.errors import InvariantBroken, ShuttingDown
 from ..runtime.prompt import Tokenizer
 from ..runtime.validate import MAX_SEED
+from .agreement import check_agreement
 from .attempt import Attempt, Leg, Role
 from .attempts import Attempts
 from .config import CoordinatorConfig
@@ -46,7 +47,7 @@ from .line import WaitingLine
 from .members import Members
 from .now import Now
 from .registry import Registry, Worker
-from .request import Request, RequestPhase
+from .request import Request
 
 FromWorker = WorkerToCoordinator | WorkerExited
 
@@ -276,22 +277,4 @@ class CoordinatorState:
         return values
 
     def check(self) -> None:
-        """Requests, attempts and credits agree with one another."""
-        self._attempts.check()
-        self._books.check()
-        for request in self._desk.live():
-            waiting = request in self._dispatcher
-            attempt = self._attempts.get(request.attempt) if request.attempt is not None else None
-            running = attempt is not None and attempt.live and attempt.request is request
-            if (waiting, running) != (
-                request.phase is RequestPhase.QUEUED,
-                request.phase is RequestPhase.RUNNING,
-            ):
-                raise InvariantBroken(
-                    f"request {request.asked.request_id} is {request.phase.value}, "
-                    f"waiting: {waiting}, running: {running}"
-                )
-        if len(self._dispatcher) > len(self._desk.live()):
-            raise InvariantBroken("an ended request waits in the line")
-        if self.idle and self._books.outstanding():
-            raise InvariantBroken("credits are out although nothing lives")
+        check_agreement(self._desk, self._dispatcher, self._attempts, self._books)

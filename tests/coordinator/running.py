@@ -1,6 +1,7 @@
 """A coordinator's service on its own thread, with scripted workers over real ZeroMQ sockets."""
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import threading
@@ -152,21 +153,21 @@ def running(
             handle.loop = asyncio.get_running_loop()
             handle.loop.set_exception_handler(lambda _, context: _note(handle, context))
             handle.service = CoordinatorService(config, handle.folder, tokenizer)
-            handle.service.bind()
-            handle.team = Team(handle.service.worker_endpoint, prefill, decode)
-            task = handle.loop.create_task(handle.service.run())
-            while not (handle.folder / "service.json").exists():
-                await asyncio.sleep(0.005)
-            handle.started.set()
-            try:
-                await task
-            finally:
-                handle.team.close()
-                handle.service.close()
+            with contextlib.closing(handle.service):
+                handle.service.bind()
+                handle.team = Team(handle.service.worker_endpoint, prefill, decode)
+                with contextlib.closing(handle.team):
+                    task = handle.loop.create_task(handle.service.run())
+                    while not (handle.folder / "service.json").exists():
+                        await asyncio.sleep(0.005)
+                    handle.started.set()
+                    await task
 
         thread = _thread(live(), handle)
-        if not handle.started.wait(10.0) or handle.failure is not None:
-            raise AssertionError(f"not started: {handle.failure}")
+        assert handle.started.wait(10.0), "not started"
+        if handle.failure is not None:
+            thread.join()
+            raise handle.failure
         try:
             yield handle
         finally:
