@@ -262,6 +262,8 @@ def test_removing_a_peer_fails_its_queue_and_lets_it_go_after_its_last_write() -
     pair.p.remove_peer("d")
     assert failures(pair.p.poll()) == [(1, True)]
     assert "d" in pair.wire.targets
+    with pytest.raises(ProtocolError, match="drained"):
+        pair.p.add_peer("d", b"", pair.d.pool)
     pair.finish_all()
     assert [s.sequence for s in pair.p.poll().sent] == [0]
     assert "d" not in pair.wire.targets
