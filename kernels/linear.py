@@ -36,7 +36,7 @@ class Linear(nn.Module):
         weight = self.dense_weight
         owned = self.num_bytes > 0
         worth_it = weight.device.type == "cpu" and weight.numel() >= PACK_FROM_ELEMENTS
-        if owned and worth_it and _can_pack():
+        if owned and worth_it and _can_pack(weight.dtype):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, PACK_FOR_ROWS)
             self.weight = None
 
@@ -47,5 +47,10 @@ class Linear(nn.Module):
         return out
 
 
-def _can_pack() -> bool:
-    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+def _can_pack(dtype: torch.dtype) -> bool:
+    operations = torch.ops.mkldnn
+    if not torch._C._has_mkldnn or not hasattr(operations, "_reorder_linear_weight"):
+        return False
+    return dtype == torch.float32 or (
+        dtype == torch.bfloat16 and bool(operations._is_mkldnn_bf16_supported())
+    )
