@@ -32,7 +32,7 @@ def base() -> Iterator[Path]:
     """A short path: Unix sockets have a limit that pytest's own folders may pass."""
     folder = Path(tempfile.mkdtemp(prefix="rlt-test-"))
     yield folder
-    left = list(folder.glob("s-*"))
+    left = list(folder.glob("**/s-*"))
     shutil.rmtree(folder)
     assert left == [], "a service left its folder behind"
 
@@ -174,3 +174,10 @@ def test_eight_services_at_once_do_not_clash(base: Path) -> None:
         results = list(pool.map(serve, range(8)))
     assert {text for _, text in results} == {ANSWER}
     assert len({endpoint for endpoint, _ in results}) == 8
+
+
+def test_the_demo_gives_three_right_answers(base: Path) -> None:
+    result = run("rlt.launch.demo", XDG_RUNTIME_DIR=str(base))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("exit depths: 4 ") == 3
+    assert "3 of 3 answers are right" in result.stdout
