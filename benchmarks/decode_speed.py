@@ -1,4 +1,4 @@
-"""Decode rate of the executor over a plain Hugging Face style loop, alternating in one run.
+"""Decode rate of the engine over a plain Hugging Face style loop, alternating in one run.
 
     python -P benchmarks/decode_speed.py [--rounds 5] [--threads 1] [--batches 1 16]
 
@@ -8,11 +8,11 @@ the context is about 140). Times decoding alone, and checks that both chose the 
 
 import argparse
 import importlib.util
+import itertools
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,18 +21,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlt.runtime.clock import SystemClock
 from rlt.runtime.config import EngineConfig
+from rlt.runtime.engine_core import EngineCore
+from rlt.runtime.events import TokensProduced
 from rlt.runtime.executor import ThreadExecutor, build_executor
-from rlt.runtime.plans import (
-    CodaRow,
-    LoopRow,
-    ModelRunnerOutput,
-    PrefillRow,
-    PreludeRow,
-    SchedulerOutput,
-    Stage,
-)
-from rlt.runtime.types import Generation, SamplingParams, TokenRange
+from rlt.runtime.types import EngineRequest, ExitSettings, Generation, SamplingParams
 
 CONFIG: dict[str, Any] = {
     "architectures": ["OuroForCausalLM"],
@@ -51,6 +45,7 @@ CONFIG: dict[str, Any] = {
 }
 PROMPT_TOKENS = 128
 NEW_TOKENS = 24
+CHUNK_TOKENS = 16 * PROMPT_TOKENS
 BLOCK_SIZE = 16
 
 
@@ -85,82 +80,42 @@ def random_checkpoint(folder: Path) -> None:
 
 
 class Engine:
-    """The executor, driven as a scheduler would drive it at fixed depth."""
+    """A whole local engine, from scheduler to model, driven as its owner would."""
 
     def __init__(self, executor: ThreadExecutor) -> None:
         self._executor = executor
-        self._geometry = executor.capabilities().geometry
-        self._sequence = 0
+        loops = executor.capabilities().geometry.num_depths
+        self._exit = ExitSettings(threshold=1.0, min_loops=loops, max_loops=loops)
+        self._core = EngineCore(executor, chunk_tokens=CHUNK_TOKENS, clock=SystemClock())
+        self._generations = itertools.count(1)
 
     def decode(self, prompts: Tensor) -> tuple[float, list[list[int]]]:
-        """Greedy; -> seconds of decoding alone, and the tokens of each row."""
-        rows = prompts.tolist()
-        tables = self._tables(len(rows))
-        for slot, prompt in enumerate(rows):
-            self._prefill(slot, prompt, tables[slot])
-        tokens = [[token] for token in self._coda(len(rows), 0)]
-        started_s = time.perf_counter()
-        for index in range(1, NEW_TOKENS):
-            self._token(tokens, tables, index)
-        return time.perf_counter() - started_s, tokens
+        """Greedy; -> seconds of decoding alone, and the tokens of each row.
 
-    def _tables(self, count: int) -> list[list[tuple[int, ...]]]:
-        per_plane = self._geometry.plane_blocks(PROMPT_TOKENS + NEW_TOKENS)
-        numbers = iter(range(count * per_plane * self._geometry.num_depths))
-        return [
-            [tuple(next(numbers) for _ in range(per_plane)) for _ in self._depths()]
-            for _ in range(count)
-        ]
-
-    def _depths(self) -> range:
-        return range(self._geometry.num_depths)
-
-    def _prefill(self, slot: int, prompt: list[int], table: list[tuple[int, ...]]) -> None:
-        for depth in self._depths():
-            last = depth == self._geometry.num_depths - 1
-            row = PrefillRow(
-                generation=Generation(slot),
-                slot=slot,
-                depth=depth,
-                range=TokenRange(0, len(prompt)),
-                tokens=tuple(prompt) if depth == 0 else (),
-                blocks=table[depth],
-                last_loop=last,
-                keep_hidden=last,
+        All prompts fit one prefill pass, so all rows start to decode together.
+        """
+        tokens: dict[Generation, list[int]] = {}
+        for prompt in prompts.tolist():
+            generation = Generation(next(self._generations))
+            tokens[generation] = []
+            self._core.add_local(
+                EngineRequest(
+                    generation=generation,
+                    prompt=tuple(prompt),
+                    sampling=SamplingParams(max_tokens=NEW_TOKENS, seed=0, ignore_eos=True),
+                    exit=self._exit,
+                )
             )
-            self._pass(Stage.PREFILL, prefill=(row,))
-
-    def _token(
-        self, tokens: list[list[int]], tables: Sequence[list[tuple[int, ...]]], index: int
-    ) -> None:
-        position = PROMPT_TOKENS + index - 1
-        prelude = tuple(
-            PreludeRow(Generation(slot), slot, row[-1], index) for slot, row in enumerate(tokens)
-        )
-        self._pass(Stage.PRELUDE, prelude=prelude)
-        for depth in self._depths():
-            loops = tuple(
-                LoopRow(Generation(slot), slot, position, depth, table[depth], False)
-                for slot, table in enumerate(tables)
-            )
-            self._pass(Stage.RECURRENT, loops=loops)
-        for row, token in zip(tokens, self._coda(len(tokens), index), strict=True):
-            row.append(token)
-
-    def _coda(self, count: int, index: int) -> list[int]:
-        rows = tuple(
-            CodaRow(Generation(slot), slot, index, SamplingParams()) for slot in range(count)
-        )
-        return [sampled.token for sampled in self._pass(Stage.CODA, coda=rows).tokens]
-
-    def _pass(self, stage: Stage, **rows: Any) -> ModelRunnerOutput:
-        self._sequence += 1
-        self._executor.submit(SchedulerOutput(sequence=self._sequence, stage=stage, **rows))
-        self._executor.wait(60.0)
-        [output] = self._executor.collect()
-        if output.error is not None:
-            raise SystemExit(output.error)
-        return output
+        started_s = 0.0
+        while not self._core.idle():
+            produced = [e for e in self._core.step() if isinstance(e, TokensProduced)]
+            for event in produced:
+                tokens[event.generation] += event.token_ids
+            if produced and produced[-1].start_index == 0:
+                started_s = time.perf_counter()
+            if not self._core.idle():
+                self._executor.wait(60.0)
+        return time.perf_counter() - started_s, list(tokens.values())
 
 
 def decode_plainly(loop: Any, prompts: Tensor) -> tuple[float, list[list[int]]]:
@@ -199,8 +154,9 @@ def main() -> None:
         )
         loop = load_baseline().HfLoop(CONFIG, load_file(Path(folder) / "model.safetensors"))
         try:
+            engine = Engine(executor)
             for batch in args.batches:
-                compare(Engine(executor), loop, batch, args.rounds)
+                compare(engine, loop, batch, args.rounds)
         finally:
             executor.shutdown()
 
