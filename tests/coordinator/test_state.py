@@ -7,14 +7,18 @@ from rlt.connector.messages import (
     Cancel,
     Confirm,
     Generate,
+    GenerationFailed,
     GenerationReleased,
     Heartbeat,
     HeartbeatAnswer,
     LiveGeneration,
     Output,
+    OutputRow,
     PairClosed,
+    PairReady,
     Peers,
     Prefill,
+    Refused,
     RegisterRefused,
     Resend,
     Reserve,
@@ -120,9 +124,13 @@ def test_output_that_was_lost_is_asked_for_again() -> None:
     line = world.to_coordinator[decode.incarnation]
     world.work()
     assert isinstance(line.popleft(), Output)
+    seen = len(world.life().tokens)
+    world.work()
+    world.deliver_all()
+    assert asks(decode, Resend) == [Resend(generation=next(iter(decode.live)), start_index=seen)]
+    assert len(world.life().tokens) == seen + 2
     assert_idle(world)
     assert outcome(world) == "length"
-    assert len(asks(decode, Resend)) >= 1
 
 
 def test_a_lost_last_output_is_fetched_although_the_worker_has_let_go() -> None:
@@ -136,6 +144,33 @@ def test_a_lost_last_output_is_fetched_although_the_worker_has_let_go() -> None:
     line = world.to_coordinator[decode.incarnation]
     assert [type(message) for message in line] == [Output, GenerationReleased]
     line.popleft()
+    world.deliver_all()  # without a heartbeat that would show it
+    assert outcome(world) == "length"
+    assert_idle(world)
+
+
+def test_output_that_the_worker_has_let_go_of_is_a_named_error_not_a_wait_for_ever() -> None:
+    world = World()
+    world.generate(max_tokens=2)
+    decode = world.named("d0")
+    while not decode.log:
+        world.work()
+        world.deliver_all()
+    world.work()
+    world.to_coordinator[decode.incarnation].popleft()
+    decode.log.clear()
+    assert_idle(world)
+    assert outcome(world) == "worker_lost"
+    assert world.time_s < 110.0
+
+
+def test_output_before_the_prefill_was_even_asked_for_is_dropped() -> None:
+    world = World()
+    world.generate()
+    [generation] = [a.generation for a in world.state._attempts.at("d0-1")]
+    row = OutputRow(generation=generation, start_index=0, token_ids=(1,), exit_depths=(4,))
+    world.perform(world.state.handle_worker("d0-1", Output(rows=(row,)), world.now))
+    assert world.life().tokens == []
     assert_idle(world)
     assert outcome(world) == "length"
 
@@ -257,6 +292,56 @@ def test_must_wait_is_asked_again_as_soon_as_that_worker_lets_something_go() -> 
     assert outcome(world, "b") == "length"
 
 
+def test_a_closed_pair_is_not_asked_again_until_it_is_ready_again() -> None:
+    world = World()
+    prefill = world.named("p0")
+    world.generate()
+    world.deliver_to_worker("d0-1")
+    world.deliver_to_coordinator("d0-1")
+    generation = next(iter(world.named("d0").live))
+    world.to_worker["p0-1"].clear()
+    no = Refused(generation=generation, code="pair_closed", reason="cut")
+    world.perform(world.state.handle_worker("p0-1", no, world.now))
+    world.deliver_all()
+    assert not prefill.live and len(asks(world.named("d0"), Reserve)) == 1
+    world.perform(world.state.handle_worker("p0-1", PairReady(decode="d0-1"), world.now))
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+# Credits
+
+
+def test_a_receive_slot_comes_back_when_the_request_is_activated() -> None:
+    world = World(decode=0)
+    world.add(ScriptedWorker("d", "decode", num_receive_slots=1))
+    world.deliver_all()
+    world.generate("a", max_tokens=50)
+    world.generate("b", max_tokens=50)
+    while not any(record.phase == "active" for record in world.named("d").live.values()):
+        assert len(world.named("d").live) <= 1
+        world.work()
+        world.deliver_all()
+    world.deliver_all()
+    assert len(world.named("d").live) == 2
+    assert_idle(world)
+
+
+def test_the_compute_credit_comes_back_when_the_prompt_is_computed_and_blocks_later() -> None:
+    world = World()
+    world.generate(prompt=(1,) * 20, max_tokens=50)
+    account = world.state._books.account("p0-1")
+    world.deliver_all()
+    assert (account.compute_tokens, account.blocks) == (20, 8)
+    world.compute()
+    world.deliver_all()
+    assert (account.compute_tokens, account.blocks) == (0, 8)
+    world.transfer()
+    world.deliver_all()
+    assert (account.compute_tokens, account.blocks) == (0, 0)
+    assert_idle(world)
+
+
 # Order in the line
 
 
@@ -373,8 +458,20 @@ def test_a_prefill_worker_is_not_needed_once_the_prompt_is_received() -> None:
     world = World()
     world.generate(max_tokens=10)
     step_until(world, "received")
-    world.deliver_all()
-    world.kill(world.named("p0").incarnation)
+    world.deliver_to_coordinator("d0-1")  # RequestReceived, while P's release is on its way
+    world.kill("p0-1")
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_a_prefill_workers_failure_does_not_matter_once_the_prompt_is_received() -> None:
+    world = World()
+    world.generate(max_tokens=10)
+    step_until(world, "received")
+    world.deliver_to_coordinator("d0-1")
+    generation = next(iter(world.named("d0").live))
+    failed = GenerationFailed(generation=generation, code="transfer_failed", error="no ack")
+    world.to_coordinator["p0-1"].appendleft(failed)
     assert_idle(world)
     assert outcome(world) == "length"
 
@@ -509,9 +606,10 @@ def test_a_new_incarnation_of_a_name_replaces_the_old_one() -> None:
     assert [w.incarnation for w in world.state.workers("decode")] == ["d0-2"]
 
 
-def test_generations_rise_above_every_epoch_that_a_worker_has_seen() -> None:
+@pytest.mark.parametrize("above", [0, 1, 1000])
+def test_generations_rise_above_every_epoch_that_a_worker_has_seen(above: int) -> None:
     world = World(prefill=0)
-    seen = (1 << 22) + 5
+    seen = world.state._generations.epoch + above
     world.add(ScriptedWorker("p", "prefill", highest_epoch=seen))
     world.deliver_all()
     world.generate()
