@@ -111,6 +111,16 @@ class Books:
         """Credits not given back; 0 when idle."""
         return sum(len(account.given) for account in self._accounts.values())
 
+    def statistics(self, worker: str) -> dict[str, float]:
+        account = self._accounts[worker]
+        return {
+            "credit_requests": len(account.given),
+            "credit_blocks": account.blocks,
+            "credit_slots": account.slots,
+            "credit_receive_slots": account.receive_slots,
+            "credit_compute_tokens": account.compute_tokens,
+        }
+
     def check(self) -> None:
         for worker, account in self._accounts.items():
             total = Account(account.limits)

@@ -51,6 +51,7 @@ class Dispatcher:
         self._now = now
         self._pairless_since_s: float | None = now.mono_s
         self._offered_at: tuple[int, int] | None = None  # changes seen at the last offer
+        self._first_new: Request | None = None  # came since the last offer
 
     def add(self, request: Request) -> None:
         """Into the line; raises a RequestError if it is full or the request can never start."""
@@ -61,7 +62,7 @@ class Dispatcher:
         if isinstance(choice, Refuse):
             raise error_from(choice.code, choice.reason)
         self._line.append(request)
-        self._offered_at = None
+        self._first_new = self._first_new or request
 
     def put_back(self, request: Request, worker: str, code: str, reason: str) -> None:
         """Its pair refused it. It goes on with the others, if there are any."""
@@ -71,7 +72,7 @@ class Dispatcher:
         request.attempt = None
         request.move(RequestPhase.QUEUED)
         self._line.put_back(request)
-        self._offered_at = None
+        self._offered_at = None  # offer everything anew
 
     def remove(self, request: Request) -> None:
         self._line.remove(request)
@@ -84,9 +85,11 @@ class Dispatcher:
         elif self._pairless_since_s is None:
             self._pairless_since_s = now.mono_s
         changes = (self._registry.changes, self._books.changes)
-        if len(self._line) and changes != self._offered_at:
+        if changes != self._offered_at:
             self._line.offer(self._start)
-            self._offered_at = changes
+        elif self._first_new is not None:
+            self._line.offer(self._start, self._first_new)
+        self._offered_at, self._first_new = changes, None
 
     def _start(self, request: Request) -> Verdict:
         try:

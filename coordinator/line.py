@@ -6,6 +6,7 @@ ones a bounded number of times. Owns the order and the passes; decides nothing a
 
 from collections.abc import Callable, Iterator
 from enum import Enum
+from itertools import islice
 
 from .request import Request
 
@@ -38,13 +39,18 @@ class WaitingLine:
     def remove(self, request: Request) -> None:
         self._waiting.pop(request, None)
 
-    def offer(self, start: Callable[[Request], Verdict]) -> None:
-        """Offer a start to waiting requests in order, as far as the bypass rule allows."""
+    def offer(self, start: Callable[[Request], Verdict], first: Request | None = None) -> None:
+        """Offer a start to waiting requests in order, as far as the bypass rule allows.
+
+        first: those before it are known to be blocked and need not be asked.
+        """
         blocked: list[Request] = []
-        for request in list(self._waiting)[:LOOK_AHEAD]:
+        asking = first is None
+        for request in list(islice(self._waiting, LOOK_AHEAD)):
             if request not in self._waiting:  # an earlier offer ended it
                 continue
-            match start(request):
+            asking = asking or request is first
+            match start(request) if asking else Verdict.BLOCKED:
                 case Verdict.STARTED:
                     self.remove(request)
                     for older in blocked:

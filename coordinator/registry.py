@@ -4,6 +4,7 @@ Owns membership and its version. The first worker fixes the model and the KV geo
 another one is refused by name. An incarnation that was removed never comes back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -165,7 +166,8 @@ class Registry:
             ),
         )
 
-    def statistics(self) -> tuple[WorkerStatistics, ...]:
+    def statistics(self, more: Callable[[str], dict[str, float]]) -> tuple[WorkerStatistics, ...]:
+        """Each worker's last heartbeat, and what `more` adds about its incarnation."""
         return tuple(
             WorkerStatistics(
                 worker=worker.name,
@@ -173,7 +175,7 @@ class Registry:
                 role=worker.role,
                 pid=worker.pid,
                 live=len(worker.live),
-                values=worker.statistics,
+                values={**worker.statistics, **more(worker.incarnation)},
             )
             for worker in self._workers.values()
         )

@@ -117,9 +117,8 @@ class CoordinatorState:
                     self._desk.cancel(request)
                 self._effects.append(SendClient(client, CancelDone(request_id=request_id)))
             case AskStatistics(ask=ask):
-                statistics = Statistics(
-                    ask=ask, values=self.statistics(), workers=self._registry.statistics()
-                )
+                workers = self._registry.statistics(self._books.statistics)
+                statistics = Statistics(ask=ask, values=self.statistics(), workers=workers)
                 self._effects.append(SendClient(client, statistics))
             case _:
                 assert_never(message)

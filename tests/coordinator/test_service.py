@@ -195,6 +195,7 @@ def test_statistics_name_counters_and_workers(client: Client) -> None:
     assert isinstance(workers, list)
     assert {worker["role"] for worker in workers} == {"prefill", "decode"}
     assert all(worker["values"]["beats"] == 1.0 for worker in workers)
+    assert all(worker["values"]["credit_blocks"] == 0.0 for worker in workers)
 
 
 def test_a_client_that_vanishes_has_its_requests_cancelled(service: Running) -> None:
