@@ -14,7 +14,8 @@ from ..runtime.errors import ConfigError
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """worker: name, unique in the service. coordinator: endpoint to dial. listen: endpoint where a
     decode worker waits for prefill workers (ipc://PATH, or tcp://HOST:0 for a port of the system's
-    choice). max_inflight_bytes: bound on posted and unfinished WRITEs. transfer_timeout_s: deadline
+    choice). max_inflight_bytes: bound on posted and unfinished
+    WRITEs to one decode worker. transfer_timeout_s: deadline
     of one WRITE. reconnect_s: how long a worker whose coordinator is gone keeps dialling.
     """
 
@@ -23,7 +24,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     coordinator: str
     listen: str
     engine: EngineConfig
-    max_inflight_bytes: int = 256 << 20
+    max_inflight_bytes: int = 32 << 20
     transfer_timeout_s: float = 30.0
     reconnect_s: float = 10.0
     log_level: str = "info"

@@ -5,7 +5,7 @@ and no peer's pool: it is given checked WRITEs.
 A sequence is posted at most once, and one that was posted ends only when the transport says so.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,7 +67,7 @@ class Outbox:
         self._transfer_timeout_s = transfer_timeout_s
         self._queue: deque[Outgoing] = deque()
         self._flights: dict[Ticket, Flight] = {}
-        self._inflight_bytes = 0
+        self._inflight_bytes: Counter[str] = Counter()  # by target
         self._next_sequence: dict[Generation, int] = {}
         self._report = Report()
         self._counts = Counts()
@@ -104,18 +104,30 @@ class Outbox:
         return tuple(dropped)
 
     def start_queued(self) -> None:
-        """In order, within the bound; a chunk larger than the bound goes alone."""
-        while self._queue:
-            num_bytes = self._queue[0].num_bytes
-            if self._inflight_bytes and self._inflight_bytes + num_bytes > self._max_inflight_bytes:
-                return
-            item = self._queue.popleft()
-            self._inflight_bytes += num_bytes
-            self._counts.bytes_posted += num_bytes
-            self._counts.writes_posted += 1
-            deadline_s = self._clock.now_s() + self._transfer_timeout_s
-            self._flights[self._transport.write(item.write)] = Flight(item, deadline_s)
-            self._report.posted.append(self._progress(item))
+        """In order within each target's bound, so that a slow target holds up only itself; a chunk
+        larger than the bound goes alone."""
+        waiting: deque[Outgoing] = deque()
+        full: set[str] = set()
+        for item in self._queue:
+            target, flying = item.write.target, self._inflight_bytes[item.write.target]
+            if target in full or (flying and flying + item.num_bytes > self._max_inflight_bytes):
+                full.add(target)
+                waiting.append(item)
+            else:
+                self._start(item)
+        self._queue = waiting
+
+    def _start(self, item: Outgoing) -> None:
+        self._inflight_bytes[item.write.target] += item.num_bytes
+        self._counts.bytes_posted += item.num_bytes
+        self._counts.writes_posted += 1
+        deadline_s = self._clock.now_s() + self._transfer_timeout_s
+        self._flights[self._transport.write(item.write)] = Flight(item, deadline_s)
+        self._report.posted.append(self._progress(item))
+
+    def _landed(self, item: Outgoing) -> None:
+        self._inflight_bytes[item.write.target] -= item.num_bytes
+        self._inflight_bytes = +self._inflight_bytes
 
     def collect(self) -> None:
         """Take in what has ended, and mark what should have."""
@@ -125,7 +137,7 @@ class Outbox:
         for flight in self._flights.values():
             if not flight.late and now_s >= flight.deadline_s:
                 flight.late = True
-                self._inflight_bytes -= flight.item.num_bytes
+                self._landed(flight.item)
                 self._counts.writes_failed += 1
                 reason = f"no end within {self._transfer_timeout_s:g} s"
                 self._fail(flight.item.order, reason, terminal=False)
@@ -157,7 +169,7 @@ class Outbox:
             "writes_queued": len(self._queue),
             "handles_in_flight": len(self._flights) - late,
             "handles_stuck": late,
-            "bytes_in_flight": self._inflight_bytes,
+            "bytes_in_flight": self._inflight_bytes.total(),
         }
 
     def _settle(self, finished: Finished) -> None:
@@ -167,7 +179,7 @@ class Outbox:
             end = finished.error or "done"
             self._fail(item.order, f"ended ({end}) after its deadline", terminal=True)
             return
-        self._inflight_bytes -= item.num_bytes
+        self._landed(item)
         if finished.error is not None:
             self._counts.writes_failed += 1
             self._fail(item.order, finished.error, terminal=True)

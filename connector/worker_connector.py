@@ -8,10 +8,18 @@ A block number becomes an address only after it was checked against the pool it 
 from collections.abc import Sequence
 
 from ..runtime.errors import ProtocolError
+from ..runtime.events import Reservation
 from ..runtime.interfaces import Clock
 from ..runtime.plans import Arrival, SendOrder, TransferFeedback
 from ..runtime.types import Generation
-from .geometry import PoolDescription, check_compatible, hidden_entry, kv_bytes, kv_entries
+from .geometry import (
+    PoolDescription,
+    check_blocks,
+    check_compatible,
+    hidden_entry,
+    kv_bytes,
+    kv_entries,
+)
 from .outbox import Outbox, Outgoing
 from .transport import Notice, Transport, Write, pack_notice, unpack_notice
 
@@ -58,6 +66,12 @@ class WorkerConnector:
         if incarnation not in self._targets:
             self._transport.add_target(incarnation, metadata, pool)
             self._targets[incarnation] = pool
+
+    def check_reservation(self, incarnation: str, reservation: Reservation) -> None:
+        """Refuse what a target promised if it lies outside its own pool."""
+        pool = self._targets[incarnation]
+        check_blocks(pool, [block for row in reservation.tables for block in row])
+        hidden_entry(pool, reservation.hidden_slot)
 
     def accept_peer(self, incarnation: str, metadata: bytes, pool: PoolDescription) -> bytes:
         """Pair with a source; the metadata of the agent made for it. Asked again, same answer."""

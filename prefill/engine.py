@@ -28,7 +28,7 @@ from ..connector.messages import (
 )
 from ..connector.process import WorkerParts
 from ..connector.sender import Sender
-from ..runtime.errors import RequestError
+from ..runtime.errors import ProtocolError, RequestError
 from ..runtime.events import (
     Activated,
     EngineEvent,
@@ -139,9 +139,10 @@ class PrefillEngine:
         if not self._pairs.ready(ask.decode):
             return Refuse("pair_closed", f"no open pair with decode worker {ask.decode}")
         try:
+            self._connector.check_reservation(ask.decode, ask.reservation)
             self._sender.open(generation, ask.decode, ask.reservation, len(ask.request.prompt))
             self._core.add_prefill(ask.request)
-        except RequestError as error:
+        except (RequestError, ProtocolError) as error:
             self._sender.cancel(generation)
             return Refuse(error.code, str(error))
         return None

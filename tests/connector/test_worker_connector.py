@@ -8,8 +8,9 @@ from rlt.connector.nixl_transport import describe
 from rlt.connector.transport import Notice, Notification, pack_notice
 from rlt.connector.worker_connector import WorkerConnector
 from rlt.runtime.errors import ProtocolError
+from rlt.runtime.events import Reservation
 from rlt.runtime.plans import Arrival, SendOrder, TransferFeedback
-from rlt.runtime.types import Generation, TokenRange
+from rlt.runtime.types import AllocationId, Generation, TokenRange
 
 from .clock import ManualClock
 from .pools import block_bytes, canary_pools, geometry, random_pools
@@ -44,6 +45,17 @@ class Pair:
         )
         metadata = self.d.accept_peer("p", self.p.agent_metadata(), self.p.pool)
         self.p.add_peer("d", metadata, self.d.pool)
+        self._hub = wire
+
+    def add_second_target(self) -> None:
+        """Another decode worker, "e", with a pool of its own."""
+        sink = canary_pools(SHAPE, blocks=32, rows=8)
+        far = ScriptedTransport(self._hub, describe(sink.kv, sink.hidden, SHAPE), "e")
+        target = WorkerConnector(
+            far, clock=self.clock, max_inflight_bytes=1 << 20, transfer_timeout_s=TIMEOUT_S
+        )
+        metadata = target.accept_peer("p", self.p.agent_metadata(), self.p.pool)
+        self.p.add_peer("e", metadata, target.pool)
 
     def finish_all(self) -> None:
         for ticket in list(self.wire.running):
@@ -151,6 +163,29 @@ def test_a_small_order_does_not_pass_a_large_one_that_waits() -> None:
     pair = Pair(max_inflight_bytes=3 * BLOCK)
     pair.p.post([order(0, [0, 1]), order(1, [2, 3]), order(2, [4])])
     assert pair.running() == [0]
+
+
+def test_a_target_that_takes_nothing_holds_up_only_itself() -> None:
+    pair = Pair(max_inflight_bytes=BLOCK)
+    pair.add_second_target()
+    pair.p.post([order(0, [0]), order(1, [1])])
+    pair.p.post([order(0, [2], generation=2, peer="e"), order(1, [3], generation=2, peer="e")])
+    assert pair.running() == [0, 2]
+    last = list(pair.wire.running)[-1]
+    pair.wire.finish(last)
+    pair.p.poll()
+    assert pair.running() == [0, 3]
+
+
+def test_a_reservation_outside_the_targets_pool_is_refused_before_it_is_used() -> None:
+    pair = Pair()
+    inside = Reservation(allocation=AllocationId(1), tables=((0, 1), (2, 31)), hidden_slot=7)
+    pair.p.check_reservation("d", inside)
+    for tables, slot in ((((0, 32),), 0), (((-1,),), 0), (((3,), (3,)), 0), (((3,),), 8)):
+        with pytest.raises(ProtocolError):
+            pair.p.check_reservation(
+                "d", Reservation(allocation=AllocationId(1), tables=tables, hidden_slot=slot)
+            )
 
 
 def test_a_chunk_larger_than_the_bound_goes_alone() -> None:
