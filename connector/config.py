@@ -14,9 +14,9 @@ from ..runtime.errors import ConfigError
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """worker: name, unique in the service. coordinator: endpoint to dial. listen: endpoint where a
     decode worker waits for prefill workers (ipc://PATH, or tcp://HOST:0 for a port of the system's
-    choice). max_inflight_bytes: bound on posted and unfinished
-    WRITEs to one decode worker. transfer_timeout_s: deadline
-    of one WRITE. reconnect_s: how long a worker whose coordinator is gone keeps dialling.
+    choice). max_inflight_bytes: bound on posted and unfinished WRITEs to one decode worker.
+    transfer_timeout_s: deadline of one WRITE. reconnect_s: how long a worker whose coordinator is
+    gone keeps dialling.
     """
 
     role: Literal["prefill", "decode"]

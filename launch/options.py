@@ -168,7 +168,7 @@ _TRANSFERS = (
         sets=(WorkerConfig, "max_inflight_bytes"),
         parse=whole(1),
         unit="bytes",
-        help="KV that one prefill worker may have posted and not finished",
+        help="KV that a prefill worker may have posted, and not finished, to one decode worker",
     ),
     Option(
         flag="--transfer-timeout-s",

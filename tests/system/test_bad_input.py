@@ -64,7 +64,9 @@ def test_a_wrong_request_is_refused_by_name(
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("options", [{"max_tokens": "many"}, {"temperature": "hot"}, {"min_loops": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"max_tokens": "many"}, {"temperature": "hot"}, {"min_loops": 1.5}]
+)
 def test_a_wrong_type_is_refused_by_name(client: Client, options: dict[str, Any]) -> None:
     [field] = options
     with pytest.raises(RltError, match=field):
