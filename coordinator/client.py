@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -209,6 +209,11 @@ class Client:
     def _run(self) -> None:
         try:
             self._loop.run_forever()
+            waiting = asyncio.all_tasks(self._loop)
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                self._loop.run_until_complete(asyncio.wait(waiting))
         finally:
             self._loop.close()
 
@@ -220,6 +225,8 @@ class Client:
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise ServiceUnreachable("this client was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise

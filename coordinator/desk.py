@@ -4,6 +4,7 @@ Owns every live request by (connection, request ID), the answers given to submis
 connection's deltas. Knows nothing of workers and attempts. The first ending of a request wins.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -19,6 +20,8 @@ from .effects import Deliver, Effect, SendClient
 from .now import Now
 from .request import Request, RequestPhase
 from .timeline import Timeline
+
+logger = logging.getLogger(__name__)
 
 REMEMBERED_ANSWERS = 1024  # per connection, for submissions that are sent again
 
@@ -143,6 +146,8 @@ class Desk:
         if request.phase is RequestPhase.ENDED:
             return
         request.move(RequestPhase.ENDED)
+        name, count = request.asked.request_id, request.delivered
+        logger.debug("request %s ended after %d tokens: %s", name, count, code or reason.value)
         self._counters[f"failed.{code}" if code is not None else f"ended.{reason.value}"] += 1
         live = self._live[request.client]
         del live[request.asked.request_id]

@@ -4,6 +4,7 @@ Owns the line of waiting requests and since when no pair has been ready. A reque
 only after something has changed that could let it start.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from typing import assert_never
@@ -22,6 +23,8 @@ from .now import Now
 from .registry import Registry
 from .request import Request, RequestPhase
 from .router import Choice, NoPair, Pair, choose_pair, need_of
+
+logger = logging.getLogger(__name__)
 
 MAX_TRANSIENT_REFUSALS = 5
 # Not a verdict on the request: a new generation, or another pair, may well be taken.
@@ -117,6 +120,10 @@ class Dispatcher:
         request.move(RequestPhase.RUNNING)
         request.attempt = generation
         request.timeline.mark("admitted", self._now.wall_s)
+        name = request.asked.request_id
+        logger.debug(
+            "request %s is generation %d: %s -> %s", name, generation, pair.prefill, pair.decode
+        )
         need = need_of(engine_request, self._registry.geometry)
         self._attempts.start(request, engine_request, pair, need, self._now.mono_s)
 

@@ -45,6 +45,7 @@ class Members:
         emit: Callable[[Effect], None],
         heartbeat_s: float,
         heartbeat_timeout_s: float,
+        now: Now,
     ) -> None:
         self._registry = registry
         self._books = books
@@ -54,6 +55,7 @@ class Members:
         self._emit = emit
         self._heartbeat_s = heartbeat_s
         self._timeout_s = heartbeat_timeout_s
+        self._looked_s = now.mono_s
 
     def register(self, incarnation: str, message: Register, now: Now) -> None:
         worker = self._registry.get(incarnation)
@@ -121,6 +123,11 @@ class Members:
             worker.unreachable_since_s = now.mono_s
 
     def expire(self, now: Now) -> None:
+        stood_still = now.mono_s - self._looked_s > self._timeout_s / 2
+        self._looked_s = now.mono_s
+        if stood_still:  # this process did (stopped, suspended): their heartbeats wait unread
+            for worker in self._registry.workers():
+                worker.heard_s = now.mono_s
         for worker in self._registry.workers():
             silent_s = now.mono_s - worker.heard_s
             cut_s = now.mono_s - (worker.unreachable_since_s or now.mono_s)

@@ -4,6 +4,7 @@ Wires its parts together and decides what a failed attempt means. Has no socket,
 reads no clock: every event brings the time with it. check() must hold after every event.
 """
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -49,6 +50,8 @@ from .now import Now
 from .registry import Registry, Worker
 from .request import Request
 
+logger = logging.getLogger(__name__)
+
 FromWorker = WorkerToCoordinator | WorkerExited
 
 
@@ -80,6 +83,7 @@ class CoordinatorState:
             emit=emit,
             heartbeat_s=config.heartbeat_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
+            now=now,
         )
         self._desk = Desk(
             emit=emit,
@@ -206,10 +210,14 @@ class CoordinatorState:
 
     def attempt_failed(self, attempt: Attempt, code: str, error: str) -> None:
         """The one place that decides what a failed attempt means for its request."""
+        logger.warning("generation %d failed (%s): %s", attempt.generation, code, error)
         self._desk.fail(attempt.request, code, error)
 
     def attempt_refused(self, attempt: Attempt, leg: Leg, code: str, reason: str) -> None:
         """A worker will never take this generation: try the others, if there are any."""
+        logger.info(
+            "generation %d: %s refuses it (%s): %s", attempt.generation, leg.worker, code, reason
+        )
         request = attempt.request
         self._attempts.cancel(attempt, self._now.mono_s)
         if code == "pair_closed":

@@ -169,6 +169,40 @@ def test_a_silent_service_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         handle.eventually(lambda: handle.service.state.idle, timeout_s=1.0)
 
 
+def test_closing_a_client_frees_every_thread_that_waits_on_it() -> None:
+    with running() as handle:
+        client = Client(handle.endpoint)
+        stream = client.generate([5], max_tokens=900, stream=True)
+        next(stream)
+        go = threading.Event()
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.stats()
+            except ServiceUnreachable as error:
+                errors.append(error)
+
+        def read() -> None:
+            try:
+                list(stream)
+            except ServiceUnreachable as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=ask), threading.Thread(target=read)]
+        handle.loop.call_soon_threadsafe(go.wait, 5.0)  # nobody answers
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        client.close()
+        for thread in threads:
+            thread.join(3.0)
+            assert not thread.is_alive()
+        go.set()
+        assert len(errors) == 2
+        handle.eventually(lambda: handle.service.state.idle)
+
+
 def test_two_services_cannot_share_an_address() -> None:
     with running(client_endpoints=("tcp://127.0.0.1:0",)) as handle:
         with (

@@ -411,8 +411,6 @@ def test_an_early_end_in_any_phase_releases_everything(phase: str, ending: str) 
         if phase != "waiting":
             world.generate("r", prompt=(9,), max_tokens=3)  # the ID works again at once
     elif ending == "deadline":
-        for worker in world.workers.values():
-            world.state._registry.get(worker.incarnation).heard_s += 31.0  # type: ignore[union-attr]
         world.pass_time(31.0)
         missing = phase == "waiting"
         assert outcome(world) == ("no_decode_worker" if missing else "deadline_exceeded")
@@ -509,6 +507,15 @@ def test_a_closed_connection_that_is_not_opened_again_means_a_dead_worker() -> N
     world.kill(decode, noticed=False)
     world.pass_time(1.5)
     assert outcome(world) == "worker_lost"
+
+
+def test_a_coordinator_that_stood_still_does_not_blame_its_workers() -> None:
+    world = World()
+    world.generate(max_tokens=40)
+    world.deliver_all()
+    world.pass_time(60.0)  # as after SIGSTOP and SIGCONT: their heartbeats are not read yet
+    assert_idle(world)
+    assert outcome(world) == "length"
 
 
 def test_without_workers_requests_wait_and_start_when_a_pair_comes() -> None:

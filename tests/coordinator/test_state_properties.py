@@ -113,7 +113,7 @@ def _come_to_an_end(world: World) -> None:
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(actions, max_size=120))
+@given(st.lists(actions, min_size=5, max_size=120))
 def test_every_request_ends_once_and_everything_comes_back(
     script: list[tuple[object, ...]],
 ) -> None:
