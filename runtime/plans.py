@@ -135,7 +135,7 @@ class FinishedRange(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one pass produced. `error`: the pass failed as a whole; every row of it fails by name."""
+    """What one pass produced. `error`: the pass failed as a whole, and so does every row of it."""
 
     sequence: int
     stage: Stage
