@@ -58,6 +58,7 @@ class Attempt:
     computed: bool = False  # P has computed everything
     received: bool = False  # D holds the whole prompt
     activated: bool = False
+    prefill_let_go_s: float | None = None  # when P said so
     legs: tuple[Leg, Leg] = field(init=False)
 
     def __post_init__(self) -> None:

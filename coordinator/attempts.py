@@ -117,6 +117,8 @@ class Attempts:
         if leg.released:
             return
         self._settle(attempt, leg)
+        if leg.role == "prefill":
+            attempt.prefill_let_go_s = mono_s
         if attempt.live:
             self._released_early(attempt, leg, mono_s)
         self._forget_if_over(attempt)

@@ -32,6 +32,8 @@ from .registry import Worker
 
 UNCONFIRMED = "unconfirmed"  # D's word for: released, but the last Confirm has not come
 
+RECEIVED_S = 5.0  # how far a worker's messages may lie behind another's
+
 Single = (
     Reserved
     | MustWait
@@ -131,7 +133,7 @@ class Handoffs:
                 self._counters["unknown_generations"] += 1
                 self._emit(SendWorker(worker.incarnation, Cancel(generation=live.generation)))
             elif worker.role == "decode":
-                self._compare_outputs(attempt, worker, live, now)
+                self._compare_decode(attempt, worker, live, now)
         for attempt in self._attempts.at(worker.incarnation):
             leg = attempt.leg_at(worker.incarnation)
             if leg is not None and leg.known and attempt.generation not in listed:
@@ -193,7 +195,7 @@ class Handoffs:
             self._owner.attempt_output(attempt, row)
         self._confirm(worker, row, attempt.request.delivered)
 
-    def _compare_outputs(
+    def _compare_decode(
         self, attempt: Attempt, worker: Worker, live: LiveGeneration, now: Now
     ) -> None:
         if attempt.phase is Phase.FINISHED:  # it waits for a Confirm that was lost
@@ -201,6 +203,12 @@ class Handoffs:
             self._emit(row)
         elif attempt.live and live.outputs > attempt.request.delivered:
             self._attempts.ask_resend(attempt, now.mono_s)
+        elif attempt.live and not attempt.received and attempt.prefill_let_go_s is not None:
+            # D tells of a receive before P hears of it: what P let go of has long been received,
+            # or never will be, and P's word about that was lost.
+            if now.mono_s - attempt.prefill_let_go_s > RECEIVED_S:
+                error = "the prefill worker let go although the prompt was not received"
+                self._owner.attempt_failed(attempt, "transfer_failed", error)
 
     def _confirm(self, worker: Worker, row: OutputRow, outputs: int) -> None:
         self._emit(ConfirmOutput(worker.incarnation, row.generation, outputs))

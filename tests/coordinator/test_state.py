@@ -452,6 +452,19 @@ def test_a_failure_of_one_leg_cancels_the_other_and_reaches_the_client(role: str
     assert len(asks(other, Cancel)) == 1
 
 
+def test_a_prefill_workers_lost_failure_ends_the_request_all_the_same() -> None:
+    world = World()
+    world.generate(max_tokens=10)
+    step_until(world, "sending")
+    world.deliver_all()
+    prefill = world.named("p0")
+    _, released = prefill.fail(next(iter(prefill.live)), "transfer_failed")
+    world.to_coordinator[prefill.incarnation].append(released)
+    assert_idle(world)
+    assert outcome(world) == "transfer_failed"
+    assert world.time_s < 110.0
+
+
 def test_a_prefill_worker_is_not_needed_once_the_prompt_is_received() -> None:
     world = World()
     world.generate(max_tokens=10)

@@ -5,7 +5,9 @@ in the end every request has ended once and no credit is out.
 """
 
 import os
+import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from .workers import ScriptedWorker
 from .world import World
 
 EXAMPLES = int(os.environ.get("RLT_EXAMPLES", "60"))
+SEEDS = int(os.environ.get("RLT_SEEDS", "40"))
 
 names = st.sampled_from(["a", "b", "c"])
 clients = st.sampled_from([b"c0", b"c1"])
@@ -112,6 +115,17 @@ def _come_to_an_end(world: World) -> None:
     world.run_until_idle()
 
 
+def _check_end(world: World) -> None:
+    _come_to_an_end(world)
+    assert world.state.statistics()["credits_outstanding"] == 0
+    for client in world.clients.values():
+        assert all(life.last is not None for life in client.lives)
+        answered = len(client.accepted) + len({r.submission for r in client.rejected})
+        assert answered == len(client.sent)
+    for worker in world.workers.values():
+        assert not worker.live, f"{worker.name} still holds {worker.live}"
+
+
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(actions, min_size=5, max_size=120))
 def test_every_request_ends_once_and_everything_comes_back(
@@ -121,12 +135,36 @@ def test_every_request_ends_once_and_everything_comes_back(
     lives = [0]
     for action in script:
         _act(world, action, lives)
-    _come_to_an_end(world)
-    assert world.state.statistics()["credits_outstanding"] == 0
-    for client in world.clients.values():
-        assert all(life.last is not None for life in client.lives)
-        assert len(client.accepted) + len({r.submission for r in client.rejected}) == len(
-            client.sent
-        )
-    for worker in world.workers.values():
-        assert not worker.live, f"{worker.name} still holds {worker.live}"
+    _check_end(world)
+
+
+def _draw(rng: random.Random) -> tuple[object, ...]:
+    client = rng.choice([b"c0", b"c1"])
+    name, pick = rng.choice("abcdefgh"), rng.randint(0, 7)
+    choices: list[tuple[int, tuple[object, ...]]] = [
+        (12, ("generate", name, client, rng.randint(1, 60), rng.choice([None, None, 0.5, 30.0]))),
+        (5, ("cancel", name, client)),
+        (33, ("deliver many", pick, rng.randint(1, 6))),
+        (6, ("deliver", pick, rng.choice(["once", "twice", "lost"]))),
+        (8, ("compute",)),
+        (8, ("transfer",)),
+        (12, ("decode",)),
+        (4, ("beat",)),
+        (7, ("time", rng.choice([0.05, 0.3, 1.0]))),
+        (2, ("fail", pick)),
+        (1, ("kill", pick, rng.random() < 0.5)),
+        (1, ("join", rng.choice(["prefill", "decode"]), rng.choice([64, 4096]))),
+        (1, ("full", pick)),
+    ]
+    weights = [weight for weight, _ in choices]
+    return rng.choices([action for _, action in choices], weights)[0]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_long_random_histories_come_to_their_end(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(prefill=2, decode=2, heartbeat_timeout_s=5.0)
+    lives = [0]
+    for _ in range(rng.randint(100, 500)):
+        _act(world, _draw(rng), lives)
+    _check_end(world)

@@ -26,6 +26,7 @@ from rlt.connector.messages import (
     PrefillComplete,
     Refused,
     Register,
+    RegisterRefused,
     RequestActivated,
     RequestReceived,
     Resend,
@@ -94,6 +95,7 @@ class ScriptedWorker:
     model: ModelDescription = MODEL
     geometry: KVGeometry = GEOMETRY
     life: int = 1
+    ended: bool = False  # it was refused: a real one exits
     highest_epoch: int = 0
     peers: Peers | None = None
     welcome: Welcome | None = None
@@ -148,7 +150,13 @@ class ScriptedWorker:
 
     def handle(self, message: CoordinatorToWorker) -> list[WorkerToCoordinator]:
         self.heard.append(message)
+        if self.ended:
+            return []
         match message:
+            case RegisterRefused():
+                self.ended = True
+                self.live.clear()
+                self.log.clear()
             case Welcome():
                 self.welcome = message
                 self.highest_epoch = max(self.highest_epoch, message.epoch)

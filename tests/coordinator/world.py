@@ -222,7 +222,7 @@ class World:
 
     def beat(self) -> None:
         for worker in self.workers.values():
-            if worker.incarnation not in self.dead:
+            if worker.incarnation not in self.dead and not worker.ended:
                 again = worker.register() if worker.welcome is None else worker.heartbeat()
                 self.to_coordinator[worker.incarnation].append(again)
 
