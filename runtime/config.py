@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from .errors import ConfigError
+from .types import KVLayout
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +29,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunk_tokens: int = 512  # prompt positions in one pass
     threads: int | None = None
     max_positions: int | None = None
+    layout: KVLayout = "last_exited"
+    async_scheduling: bool = False  # submit ahead of results and delivery
+    refill: bool = True  # a token that exits frees its row at once
+    mixed_batches: bool = True  # prompt chunks share passes with decode rows
+    prefix_cache: bool = False
+    admission: Literal["full", "incremental"] = "full"  # incremental: grow, and preempt when full
+    watermark: float = 0.01  # share of blocks kept free when a request is let in (incremental)
+    snapshot_bytes: int = 1 << 30  # bound on what preempted requests may keep in host memory
+    random_head_seed: int = 0  # of the frozen head of exit mode random_lookahead
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "--model must name a checkpoint folder, got {!r}", self.model)

@@ -48,6 +48,12 @@ class Overloaded(RequestError):
     code = "overloaded"
 
 
+class CapacityError(RltError):
+    """Something is full right now; the caller keeps what it has and tries later."""
+
+    code = "capacity"
+
+
 class DeadlineExceeded(RequestError):
     code = "deadline_exceeded"
 

@@ -52,6 +52,15 @@ class Capacity(msgspec.Struct, frozen=True):
     free_receive_slots: int
 
 
+class SuspendReceipt(msgspec.Struct, frozen=True):
+    """What a suspend freed and what it keeps."""
+
+    generation: Generation
+    slot: int
+    num_blocks: int
+    snapshot_bytes: int
+
+
 class Executor(Protocol):
     """The one entry to the device side. Computes on a thread of its own; every call here returns
     at once except prepare, warm_up, synchronize and shutdown."""
@@ -89,7 +98,31 @@ class Executor(Protocol):
         Held until complete or release."""
         ...
 
-    def submit(self, plan: SchedulerOutput) -> None: ...
+    def submit(self, plan: SchedulerOutput) -> None:
+        """Passes, suspends and restores take effect in the order of these calls, so blocks freed by
+        a suspend may be named by the very next plan."""
+        ...
+
+    def suspend(self, generation: Generation, tables: BlockTables) -> SuspendReceipt:
+        """Save what these blocks, the slot's hidden row and device token hold, and give the slot
+        back. The request's passes must all have been collected. Raises CapacityError when the
+        snapshot bound is reached; then nothing has changed."""
+        ...
+
+    def restore(self, generation: Generation, tables: BlockTables) -> int | None:
+        """Write a snapshot into other blocks and another slot; that slot, or None if none is
+        free."""
+        ...
+
+    def discard(self, generation: Generation) -> None:
+        """Drop a snapshot that will not be restored; without effect if there is none."""
+        ...
+
+    def truncate(self, generation: Generation, tokens: int, tables: BlockTables) -> None:
+        """Drop K/V of positions >= tokens (rollback of speculative decoding): afterwards they hold
+        nothing that a later read could mistake for valid."""
+        ...
+
     def collect(self) -> list[ModelRunnerOutput]:
         """Passes finished since the last call, in submission order. Never blocks."""
         ...
@@ -194,7 +227,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user asks. Exactly one of text, messages, prompt_token_ids is given.
 
-    deadline_s: seconds from acceptance after which the request fails (None: the service's default).
+    priority: lower goes first. deadline_s: seconds from acceptance after which the request fails (None: the service's default).
     """
 
     request_id: RequestId
@@ -203,6 +236,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prompt_token_ids: tuple[int, ...] | None = None
     sampling: SamplingParams = SamplingParams()
     exit: ExitParams = ExitParams()
+    priority: int = 0
     deadline_s: float | None = None
 
 

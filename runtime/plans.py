@@ -16,6 +16,7 @@ class Stage(StrEnum):
     PRELUDE = "prelude"  # embed one sampled token per row
     RECURRENT = "recurrent"  # one loop for rows that may each be at another depth
     CODA = "coda"  # LM head and sampling
+    VERIFY = "verify"  # several positions of one request, all loops, in one pass
 
 
 class PrefillRow(msgspec.Struct, frozen=True, gc=False):
@@ -40,12 +41,13 @@ class PrefillRow(msgspec.Struct, frozen=True, gc=False):
 class PreludeRow(msgspec.Struct, frozen=True, gc=False):
     """hidden[slot] = embedding of `token`, which is output `output_index - 1`.
 
-    output_index is the output that the coming loops will produce.
+    output_index is the output that the coming loops will produce. token None: it is on the device,
+    kept for this slot by the CODA row that sampled it.
     """
 
     generation: Generation
     slot: int
-    token: int
+    token: int | None
     output_index: int
 
 
@@ -53,7 +55,7 @@ class LoopRow(msgspec.Struct, frozen=True, gc=False):
     """One loop of one decode row: hidden[slot] -> hidden[slot], K/V written at (depth, position).
 
     blocks: the depth plane's block row covering positions 0..position.
-    want_score: evaluate the exit gate after this loop.
+    want_score: evaluate the exit gate after this loop, or the frozen random head instead of it.
     """
 
     generation: Generation
@@ -62,6 +64,7 @@ class LoopRow(msgspec.Struct, frozen=True, gc=False):
     depth: int
     blocks: tuple[int, ...]
     want_score: bool
+    random_head: bool = False
 
 
 class FinalizeRow(msgspec.Struct, frozen=True, gc=False):
@@ -77,16 +80,31 @@ class FinalizeRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class CodaRow(msgspec.Struct, frozen=True, gc=False):
-    """LM head over hidden[hidden_slot], then sample output `output_index`."""
+    """LM head over hidden[hidden_slot], then sample output `output_index`.
+
+    keep_slot: the sampled token also stays on the device for this slot's next PRELUDE.
+    """
 
     generation: Generation
     hidden_slot: int
     output_index: int
     sampling: SamplingParams
+    keep_slot: int | None = None
+
+
+class VerifyRow(msgspec.Struct, frozen=True, gc=False):
+    """Run `tokens` at positions start, start+1, ... through all loops (last_exited only) and tell
+    the greedy next token of each position. tables: [depth] block rows covering all of them."""
+
+    generation: Generation
+    start: int
+    tokens: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One pass. `sequence` counts passes of one engine from 1; rows of one stage only."""
+    """One pass. `sequence` counts passes of one engine from 1. Rows of one stage only, but a
+    RECURRENT pass may carry rows of prompt chunks too, which share its one call of the stack."""
 
     sequence: int
     stage: Stage
@@ -95,6 +113,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prelude: tuple[PreludeRow, ...] = ()
     loops: tuple[LoopRow, ...] = ()
     coda: tuple[CodaRow, ...] = ()
+    verify: tuple[VerifyRow, ...] = ()
 
 
 class GateScore(msgspec.Struct, frozen=True, gc=False):
@@ -111,6 +130,14 @@ class SampledToken(msgspec.Struct, frozen=True, gc=False):
     output_index: int
     token: int
     logprobs: TokenLogprobs | None
+
+
+class Verified(msgspec.Struct, frozen=True, gc=False):
+    """next_tokens[i]: the greedy choice after position start + i."""
+
+    generation: Generation
+    start: int
+    next_tokens: tuple[int, ...]
 
 
 class FinishedLoop(msgspec.Struct, frozen=True, gc=False):
@@ -143,6 +170,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finished_loops: tuple[FinishedLoop, ...] = ()
     finished_ranges: tuple[FinishedRange, ...] = ()
     tokens: tuple[SampledToken, ...] = ()
+    verified: tuple[Verified, ...] = ()
     error: str | None = None
     compute_s: float = 0.0
 

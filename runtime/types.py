@@ -13,8 +13,10 @@ Generation = NewType("Generation", int)  # one attempt at one request; never reu
 RequestId = NewType("RequestId", str)  # the caller's word; may come back
 AllocationId = NewType("AllocationId", int)  # one grant of a block table; never reused
 
-BlockTables = tuple[tuple[int, ...], ...]  # [depth][block index] -> block number
+BlockTables = tuple[tuple[int, ...], ...]  # [plane][block index] -> block number
 Dtype = Literal["float32", "bfloat16"]
+KVLayout = Literal["last_exited", "shared"]
+ExitMode = Literal["ouro", "ouro_delayed", "random_lookahead", "trace"]
 ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
 
@@ -54,26 +56,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ExitParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a caller asks about early exit; None takes the checkpoint's default."""
+    """What a caller asks about early exit; None takes the checkpoint's default.
 
+    trace: loops per output token, for mode "trace" alone; entry 0 is R.
+    """
+
+    exit_mode: ExitMode = "ouro"
+    trace: tuple[int, ...] | None = None
     exit_threshold: float | None = None
     min_loops: int | None = None
     max_loops: int | None = None
 
 
 class ExitSettings(msgspec.Struct, frozen=True):
-    """ExitParams with every default filled in and checked: 1 <= min_loops <= max_loops <= R."""
+    """ExitParams with every default filled in and checked: 1 <= min_loops <= max_loops <= R.
+
+    trace: for mode "trace", at least as many entries as the request has outputs; else empty.
+    """
 
     threshold: float
     min_loops: int
     max_loops: int
+    mode: ExitMode = "ouro"
+    trace: tuple[int, ...] = ()
 
 
 class KVGeometry(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of the KV cache. Two workers may pair only if theirs are equal.
 
     A block is (one depth plane, block_size positions, all layers, K and V), contiguous, laid out as
-    [layer, K|V, position, kv head, head_dim].
+    [layer, K|V, position, kv head, head_dim]. Layout last_exited has a plane per depth; shared has
+    one plane that every loop overwrites.
     """
 
     num_layers: int
@@ -83,7 +96,15 @@ class KVGeometry(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     block_size: int
     dtype: Dtype
-    layout: Literal["last_exited"] = "last_exited"
+    layout: KVLayout = "last_exited"
+
+    @property
+    def num_planes(self) -> int:
+        return self.num_depths if self.layout == "last_exited" else 1
+
+    def plane(self, depth: int) -> int:
+        """The plane that a loop at `depth` writes and reads."""
+        return depth if self.layout == "last_exited" else 0
 
     @property
     def position_bytes(self) -> int:
@@ -104,7 +125,7 @@ class KVGeometry(msgspec.Struct, frozen=True, kw_only=True):
 
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` positions need over all planes."""
-        return self.plane_blocks(tokens) * self.num_depths
+        return self.plane_blocks(tokens) * self.num_planes
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +139,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     sampling: SamplingParams  # seed is set
     exit: ExitSettings
+    priority: int = 0  # lower goes first
 
     @property
     def capacity_tokens(self) -> int:
