@@ -227,7 +227,8 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user asks. Exactly one of text, messages, prompt_token_ids is given.
 
-    priority: lower goes first. deadline_s: seconds from acceptance after which the request fails (None: the service's default).
+    priority: lower goes first. deadline_s: seconds from acceptance after which the request fails
+    (None: the service's default).
     """
 
     request_id: RequestId
