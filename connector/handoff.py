@@ -13,16 +13,16 @@ Outcome = TypeVar("Outcome")
 
 
 def coverage_fault(
-    chunks: Sequence[ChunkSpec], num_depths: int, positions: TokenRange
+    chunks: Sequence[ChunkSpec], num_planes: int, positions: TokenRange
 ) -> str | None:
-    """Why `chunks` is not exactly: sequences 0..n-1 once each, every depth's `positions` covered
+    """Why `chunks` is not exactly: sequences 0..n-1 once each, every plane's `positions` covered
     without gap or overlap, and one hidden state. None when it is."""
     if sorted(chunk.sequence for chunk in chunks) != list(range(len(chunks))):
         return "sequence numbers are not 0..n-1, once each"
     hidden = [chunk for chunk in chunks if chunk.depth is None]
     if len(hidden) != 1:
         return f"{len(hidden)} hidden states instead of 1"
-    planes: dict[int, list[TokenRange]] = {depth: [] for depth in range(num_depths)}
+    planes: dict[int, list[TokenRange]] = {depth: [] for depth in range(num_planes)}
     for chunk in chunks:
         if chunk.depth is None:
             continue

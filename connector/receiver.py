@@ -114,7 +114,7 @@ class Receiver:
         elif commit.allocation != record.allocation:
             self._fail(record, f"commit names allocation {commit.allocation}")
         elif record.commit is None:
-            fault = coverage_fault(commit.chunks, self._geometry.num_depths, record.missing)
+            fault = coverage_fault(commit.chunks, self._geometry.num_planes, record.missing)
             record.commit = commit
             if fault is not None:
                 self._fail(record, f"commit does not cover the reservation: {fault}")

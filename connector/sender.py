@@ -49,6 +49,7 @@ class SendRecord:
     tables: BlockTables = ()
     hidden_slot: int = 0
     chunks: list[ChunkSpec] = field(default_factory=list)
+    gathered_from: int | None = None  # shared: first finished position that is not ordered yet
     complete: bool = False  # fact: every chunk of the prompt is in `chunks`
     posted: set[int] = field(default_factory=set)
     terminal: set[int] = field(default_factory=set)
@@ -117,10 +118,7 @@ class Sender:
             if record is None or record.phase is not Phase.SENDING:
                 self.late += 1
                 continue
-            self._stamp(record, "computed", finished.depth, at_s=finished.at_s)
-            start = max(finished.range.start, record.reservation.cached_tokens)
-            if start < finished.range.stop:
-                self._order(record, finished.depth, TokenRange(start, finished.range.stop))
+            self._order_finished(record, finished)
             if finished.hidden_ready:
                 self._stamp(
                     record, "compute_end", num_bytes=record.unsent_bytes, at_s=finished.at_s
@@ -250,6 +248,25 @@ class Sender:
                 allocation=record.reservation.allocation,
             )
         )
+
+    def _order_finished(self, record: SendRecord, finished: FinishedRange) -> None:
+        """Order what D lacks of a finished range. Layout `shared` finishes one position at a time:
+        those are gathered until they fill a block, or the prompt ends."""
+        start, stop = (
+            max(finished.range.start, record.reservation.cached_tokens),
+            finished.range.stop,
+        )
+        if record.gathered_from is not None:
+            start = record.gathered_from
+        if start >= stop:
+            return
+        gathers = self._geometry.layout == "shared" and not finished.hidden_ready
+        if gathers and stop % self._geometry.block_size:
+            record.gathered_from = start
+            return
+        record.gathered_from = None
+        self._stamp(record, "computed", finished.depth, at_s=finished.at_s)
+        self._order(record, finished.depth, TokenRange(start, stop))
 
     def _chunk_bytes(self, spec: ChunkSpec) -> int:
         if spec.depth is None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +141,38 @@ def test_positions_that_d_holds_already_are_not_sent(clock: ManualClock) -> None
     p.on_ranges_finished([finished(0, 0, 4), finished(0, 4, 10)])
     [order] = p.take_orders()
     assert order.range == TokenRange(8, 10) and order.peer_blocks == reservation().tables[0][2:]
+
+
+def test_layout_shared_sends_its_one_plane_block_by_block(clock: ManualClock) -> None:
+    """Positions finish one at a time; WRITEs of single positions would be all overhead."""
+    shared = msgspec.structs.replace(GEOMETRY, layout="shared")
+    p = Sender(shared, clock, worker="prefill-0", drop_queued=lambda _: ())
+    plane = Reservation(allocation=AllocationId(5), tables=((7, 8, 9),), hidden_slot=1)
+    p.open(G, D, plane, PROMPT)
+    p.on_prefill_admitted(G, ((1, 2, 3),), 3)
+    for position in range(PROMPT):
+        p.on_ranges_finished([finished(0, position, position + 1, hidden=position == PROMPT - 1)])
+    orders = p.take_orders()
+    assert [(o.depth, o.range, o.blocks, o.peer_blocks) for o in orders[:-1]] == [
+        (0, TokenRange(0, 4), (1,), (7,)),
+        (0, TokenRange(4, 8), (2,), (8,)),
+        (0, TokenRange(8, 10), (3,), (9,)),
+    ]
+    assert orders[-1].depth is None
+    chunks = [ChunkSpec(o.sequence, o.depth, o.range) for o in orders]
+    assert coverage_fault(chunks, shared.num_planes, TokenRange(0, PROMPT)) is None
+
+
+def test_a_prefix_that_p_had_cached_is_sent_as_far_as_d_lacks_it(clock: ManualClock) -> None:
+    p = Sender(GEOMETRY, clock, worker="prefill-0", drop_queued=lambda _: ())
+    p.open(G, D, reservation(cached=4), PROMPT)
+    p.on_prefill_admitted(G, tables(), 3)
+    p.on_ranges_finished([finished(depth, 0, 8) for depth in range(3)])
+    p.on_ranges_finished([finished(depth, 8, 10, hidden=depth == 2) for depth in range(3)])
+    orders = p.take_orders()
+    assert [(o.depth, o.range) for o in orders[:3]] == [(d, TokenRange(4, 8)) for d in range(3)]
+    chunks = [ChunkSpec(o.sequence, o.depth, o.range) for o in orders]
+    assert coverage_fault(chunks, 3, TokenRange(4, PROMPT)) is None
 
 
 def test_commit_follows_only_when_every_chunk_is_posted(p: Sender) -> None:
