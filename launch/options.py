@@ -9,7 +9,7 @@ from pathlib import Path
 from ..connector.config import WorkerConfig
 from ..coordinator.config import CoordinatorConfig
 from ..runtime.config import EngineConfig
-from .parser import Option, checkpoint_dir, endpoint, number, whole
+from .parser import Option, checkpoint_dir, endpoint, number, on_off, whole
 
 COORDINATOR = "rlt-coordinator"
 WORKER = "rlt-worker"
@@ -161,6 +161,85 @@ _ENGINE = (
     ),
 )
 
+_SCHEDULING = (
+    Option(
+        flag="--layout",
+        commands=BOTH,
+        sets=(EngineConfig, "layout"),
+        choices=("last_exited", "shared"),
+        unit="name",
+        help="last_exited keeps KV per depth; shared keeps one plane that every loop overwrites",
+    ),
+    Option(
+        flag="--async-scheduling",
+        commands=BOTH,
+        sets=(EngineConfig, "async_scheduling"),
+        parse=on_off,
+        shown="off",
+        unit="on or off",
+        help="submit passes ahead of results and delivery",
+    ),
+    Option(
+        flag="--refill",
+        commands=BOTH,
+        sets=(EngineConfig, "refill"),
+        parse=on_off,
+        shown="on",
+        unit="on or off",
+        help="a token that exits frees its row at once; off: tokens wait for the deepest",
+    ),
+    Option(
+        flag="--mixed-batches",
+        commands=BOTH,
+        sets=(EngineConfig, "mixed_batches"),
+        parse=on_off,
+        shown="on",
+        unit="on or off",
+        help="prompt chunks share passes with decode rows",
+    ),
+    Option(
+        flag="--prefix-cache",
+        commands=BOTH,
+        sets=(EngineConfig, "prefix_cache"),
+        parse=on_off,
+        shown="off",
+        unit="on or off",
+        help="keep full blocks of prompts for later prompts that begin alike",
+    ),
+    Option(
+        flag="--admission",
+        commands=BOTH,
+        sets=(EngineConfig, "admission"),
+        choices=("full", "incremental"),
+        unit="name",
+        help="full reserves room for the longest output; incremental grows and preempts",
+    ),
+    Option(
+        flag="--watermark",
+        commands=BOTH,
+        sets=(EngineConfig, "watermark"),
+        parse=number(0, maximum=0.99),
+        unit="fraction",
+        help="share of blocks kept free when a request is let in (incremental)",
+    ),
+    Option(
+        flag="--snapshot-bytes",
+        commands=BOTH,
+        sets=(EngineConfig, "snapshot_bytes"),
+        parse=whole(0),
+        unit="bytes",
+        help="host memory that preempted requests may keep",
+    ),
+    Option(
+        flag="--random-head-seed",
+        commands=BOTH,
+        sets=(EngineConfig, "random_head_seed"),
+        parse=whole(0),
+        unit="seed",
+        help="of the frozen head of exit mode random_lookahead",
+    ),
+)
+
 _TRANSFERS = (
     Option(
         flag="--max-inflight-bytes",
@@ -295,6 +374,7 @@ _SERVICE = (
 TABLE = {
     "workers": _WORKERS,
     "model and memory": _ENGINE,
+    "scheduling": _SCHEDULING,
     "KV transfers": _TRANSFERS,
     "addresses": _ADDRESSES,
     "service": _SERVICE,

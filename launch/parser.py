@@ -76,6 +76,12 @@ def number(
     return parse
 
 
+def on_off(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither on nor off")
+    return text == "on"
+
+
 def endpoint(text: str) -> str:
     scheme, _, rest = text.partition("://")
     if scheme not in ("ipc", "tcp") or not rest or (scheme == "tcp" and ":" not in rest):
