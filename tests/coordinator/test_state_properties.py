@@ -15,7 +15,6 @@ from .workers import ScriptedWorker
 from .world import World
 
 EXAMPLES = int(os.environ.get("RLT_EXAMPLES", "60"))
-SEEDS = int(os.environ.get("RLT_SEEDS", "40"))
 
 names = st.sampled_from(["a", "b", "c"])
 clients = st.sampled_from([b"c0", b"c1"])
@@ -160,11 +159,22 @@ def _draw(rng: random.Random) -> tuple[object, ...]:
     return rng.choices([action for _, action in choices], weights)[0]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_long_random_histories_come_to_their_end(seed: int) -> None:
+def _live_through(seed: int) -> None:
     rng = random.Random(seed)
     world = World(prefill=2, decode=2, heartbeat_timeout_s=5.0)
     lives = [0]
     for _ in range(rng.randint(100, 500)):
         _act(world, _draw(rng), lives)
     _check_end(world)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_long_random_histories_come_to_their_end(seed: int) -> None:
+    _live_through(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("thousand", range(1, 11))
+def test_ten_thousand_long_histories_come_to_their_end(thousand: int) -> None:
+    for seed in range(1000 * thousand, 1000 * (thousand + 1)):
+        _live_through(seed)
