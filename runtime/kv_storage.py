@@ -33,14 +33,14 @@ def plan_storage(config: EngineConfig, geometry: KVGeometry, device: str) -> KVP
     blocks = config.num_blocks
     if blocks is None and device == "cpu":
         blocks = min(geometry.blocks(CPU_POSITIONS), CPU_BYTES // geometry.block_bytes)
-        blocks = max(blocks, geometry.num_depths)
+        blocks = max(blocks, geometry.num_planes)
     elif blocks is None:
         free_bytes, _ = torch.cuda.mem_get_info()
         blocks = int(free_bytes * config.memory_fraction) // geometry.block_bytes
-    if blocks < geometry.num_depths:
+    if blocks < geometry.num_planes:
         raise ConfigError(
             f"--num-blocks: {blocks} blocks cannot hold one position, which needs one block in "
-            f"each of {geometry.num_depths} depths; raise --num-blocks or --memory-fraction"
+            f"each of {geometry.num_planes} depth planes; raise --num-blocks or --memory-fraction"
         )
     return KVPlan(num_blocks=blocks, hidden_rows=rows)
 

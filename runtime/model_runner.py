@@ -13,7 +13,9 @@ from torch import Tensor
 from ..kernels.reference import finalize, gather_rows, scatter_rows
 from ..kernels.scratch import GatherScratch
 from .batch import build_segments, finalize_indices, integers
+from .device_tokens import DeviceTokens
 from .errors import InvariantBroken
+from .exit_scores import ExitScores
 from .interfaces import Clock
 from .kv_storage import KVStorage
 from .models.base import LoopedModel
@@ -32,14 +34,19 @@ from .plans import (
 )
 from .sampling import sample
 from .types import Generation
+from .verify import verify
 
 
 class ModelRunner:
-    def __init__(self, model: LoopedModel, storage: KVStorage, clock: Clock) -> None:
+    def __init__(
+        self, model: LoopedModel, storage: KVStorage, clock: Clock, random_head_seed: int = 0
+    ) -> None:
         self._model = model
         self._storage = storage
         self._clock = clock
         self._scratch = GatherScratch()
+        self._scores = ExitScores(model, random_head_seed, storage.hidden)
+        self.tokens = DeviceTokens(len(storage.hidden), storage.hidden.device)
         self._chunks: dict[Generation, Tensor] = {}  # [positions, hidden_size] after the last loop
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -49,6 +56,7 @@ class ModelRunner:
             self._prelude(plan.prelude)
             scores = self._loop(plan.prefill, plan.loops)
             tokens = self._coda(plan.coda)
+            verified = verify(self._model, self._storage, plan.verify, self._scratch)
         at_s = self._clock.wall_s()
         return ModelRunnerOutput(
             sequence=plan.sequence,
@@ -62,12 +70,25 @@ class ModelRunner:
                 for row in plan.prefill
             ),
             tokens=tokens,
+            verified=verified,
             compute_s=time.perf_counter() - started_s,
         )
 
     def forget(self, generation: Generation) -> None:
         """Drop a prompt chunk's state; without effect if there is none."""
         self._chunks.pop(generation, None)
+
+    def take_chunk(self, generation: Generation) -> Tensor | None:
+        """A prompt chunk's state, which is no longer kept here."""
+        return self._chunks.pop(generation, None)
+
+    def put_chunk(self, generation: Generation, state: Tensor | None) -> None:
+        if state is not None:
+            self._chunks[generation] = state
+
+    def chunk_bytes_of(self, generation: Generation) -> int:
+        state = self._chunks.get(generation)
+        return 0 if state is None else state.nbytes
 
     @property
     def chunk_bytes(self) -> int:
@@ -81,7 +102,7 @@ class ModelRunner:
     def _prelude(self, rows: Sequence[PreludeRow]) -> None:
         if rows:
             hidden = self._storage.hidden
-            embedded = self._model.embed(integers([row.token for row in rows], hidden))
+            embedded = self._model.embed(self.tokens.inputs(rows))
             scatter_rows(hidden, integers([row.slot for row in rows], hidden), embedded)
 
     def _loop(
@@ -105,9 +126,14 @@ class ModelRunner:
             return ()
         decoded = out[start:]
         scatter_rows(hidden, slots, decoded)
-        return self._scores(loops, decoded)
+        return self._scores.of(loops, decoded)
 
     def _chunk_input(self, row: PrefillRow) -> Tensor:
+        if len(row.range) > 1 and self._storage.geometry.layout == "shared":
+            raise InvariantBroken(
+                f"generation {row.generation}: a prompt row of {len(row.range)} positions in layout "
+                "shared, which runs one position at a time"
+            )
         if row.depth == 0:
             return self._model.embed(integers(row.tokens, self._storage.hidden))
         state = self._chunks.get(row.generation)
@@ -126,21 +152,11 @@ class ModelRunner:
         else:
             self._chunks[row.generation] = state
 
-    def _scores(self, rows: Sequence[LoopRow], hidden: Tensor) -> tuple[GateScore, ...]:
-        wanted = [index for index, row in enumerate(rows) if row.want_score]
-        if not wanted:
-            return ()
-        if len(wanted) < len(rows):
-            hidden = gather_rows(hidden, integers(wanted, hidden))
-        scores = self._model.gate_logits(hidden).sigmoid().tolist()
-        return tuple(
-            GateScore(rows[index].generation, rows[index].position, rows[index].depth, score)
-            for index, score in zip(wanted, scores, strict=True)
-        )
-
     def _coda(self, rows: Sequence[CodaRow]) -> tuple[SampledToken, ...]:
         if not rows:
             return ()
         hidden = self._storage.hidden
         states = gather_rows(hidden, integers([row.hidden_slot for row in rows], hidden))
-        return sample(self._model.logits(states), rows)
+        tokens, told = sample(self._model.logits(states), rows)
+        self.tokens.keep(rows, tokens)
+        return told

@@ -7,6 +7,7 @@ are laid out in vocabulary order for the draw, so that rounding in a sort cannot
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,25 +20,38 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def sample(logits: Tensor, rows: Sequence[CodaRow]) -> tuple[SampledToken, ...]:
-    """logits: [rows, vocab_size] float32."""
-    best_values, best = logits.max(-1)
-    if not bool(best_values.isfinite().all()):
+def greedy(logits: Tensor) -> Tensor:
+    """logits: [rows, vocab_size] float32 -> [rows] int64, on the same device."""
+    values, best = logits.max(-1)
+    if not bool(values.isfinite().all()):
         raise WorkerError(
             "the model's logits are not finite; check the checkpoint, or try --dtype float32"
         )
-    greedy = best.tolist()
+    return best
+
+
+def sample(logits: Tensor, rows: Sequence[CodaRow]) -> tuple[Tensor, tuple[SampledToken, ...]]:
+    """logits: [rows, vocab_size] float32 -> the tokens [rows] int64 on the same device, and all
+    that the host is told of them."""
+    best = greedy(logits)
+    tokens: list[int] = best.tolist()
     needs_host = any(r.sampling.temperature > 0 or r.sampling.logprobs is not None for r in rows)
-    host = logits.cpu().numpy() if needs_host else None
-    tokens = []
-    for index, row in enumerate(rows):
-        values = None if host is None else host[index].astype(np.float64)
-        token = greedy[index] if values is None else choose(values, row.sampling, row.output_index)
-        logprobs = None
-        if values is not None and row.sampling.logprobs is not None:
-            logprobs = log_probabilities(values, token, row.sampling.logprobs)
-        tokens.append(SampledToken(row.generation, row.output_index, token, logprobs))
-    return tuple(tokens)
+    if not needs_host:
+        return best, tuple(
+            SampledToken(row.generation, row.output_index, token, None)
+            for row, token in zip(rows, tokens, strict=True)
+        )
+    host = logits.cpu().numpy()
+    told = tuple(_sample_row(host[i].astype(np.float64), row) for i, row in enumerate(rows))
+    chosen = torch.tensor([sampled.token for sampled in told], device=logits.device)
+    return chosen, told
+
+
+def _sample_row(logits: Floats, row: CodaRow) -> SampledToken:
+    token = choose(logits, row.sampling, row.output_index)
+    count = row.sampling.logprobs
+    logprobs = None if count is None else log_probabilities(logits, token, count)
+    return SampledToken(row.generation, row.output_index, token, logprobs)
 
 
 def choose(logits: Floats, params: SamplingParams, output_index: int) -> int:

@@ -61,9 +61,15 @@ class WorkerParts:
 
 
 class Worker:
-    def __init__(self, parts: WorkerParts, clock: Clock, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        parts: WorkerParts,
+        clock: Clock,
+        threads: int | None = None,
+        random_head_seed: int = 0,
+    ) -> None:
         self.parts = parts
-        self.runner = ModelRunner(parts.model, parts.storage, clock)
+        self.runner = ModelRunner(parts.model, parts.storage, clock, random_head_seed)
         self._threads = threads
         self._counters = WorkCounters()
 
@@ -124,7 +130,7 @@ def load_worker(
     loaded = load_model(
         Path(config.model), dtype=config.dtype, device=device, max_positions=config.max_positions
     )
-    geometry = _geometry(loaded, config.block_size)
+    geometry = _geometry(loaded, config)
     plan = plan_storage(config, geometry, device)
     storage = KVStorage(plan, geometry, device)
     progress(
@@ -133,7 +139,7 @@ def load_worker(
         f"{plan.num_blocks} KV blocks ({storage.kv.nbytes / 1e6:.1f} MB)"
     )
     parts = WorkerParts(loaded.model, loaded.description, storage, device)
-    return Worker(parts, clock, config.threads)
+    return Worker(parts, clock, config.threads, config.random_head_seed)
 
 
 def _choose_device(config: EngineConfig) -> str:
@@ -144,14 +150,15 @@ def _choose_device(config: EngineConfig) -> str:
     return config.device
 
 
-def _geometry(loaded: LoadedModel, block_size: int) -> KVGeometry:
-    config = loaded.config
+def _geometry(loaded: LoadedModel, config: EngineConfig) -> KVGeometry:
+    model = loaded.config
     return KVGeometry(
-        num_layers=config.num_layers,
-        num_depths=config.num_loops,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        hidden_size=config.hidden_size,
-        block_size=block_size,
+        num_layers=model.num_layers,
+        num_depths=model.num_loops,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        hidden_size=model.hidden_size,
+        block_size=config.block_size,
         dtype=loaded.dtype,
+        layout=config.layout,
     )

@@ -58,12 +58,13 @@ class Driver:
 
     def start(self, slot: int, prompt: Sequence[int], max_tokens: int) -> Request:
         need = self.geometry.plane_blocks(len(prompt) + max_tokens)
-        rows = [[self._free.pop() for _ in range(self.geometry.num_depths)] for _ in range(need)]
-        planes = [tuple(row[depth] for row in rows) for depth in range(self.geometry.num_depths)]
+        rows = [[self._free.pop() for _ in range(self.geometry.num_planes)] for _ in range(need)]
+        planes = [tuple(row[plane] for row in rows) for plane in range(self.geometry.num_planes)]
         return Request(Generation(slot + 1), slot, prompt, planes)
 
     def prefill(self, seq: Request, chunk: int) -> None:
         """Every loop of every chunk of the prompt, one loop per pass."""
+        chunk = chunk if self.geometry.layout == "last_exited" else 1
         for start in range(0, len(seq.prompt), chunk):
             for depth in range(self.geometry.num_depths):
                 self.step(Stage.PREFILL, prefill=(self.prefill_row(seq, start, chunk, depth),))
@@ -77,7 +78,7 @@ class Driver:
             depth=depth,
             range=TokenRange(start, stop),
             tokens=tuple(seq.prompt[start:stop]) if depth == 0 else (),
-            blocks=seq.blocks[depth][: self.geometry.plane_blocks(stop)],
+            blocks=self._row(seq, depth, stop),
             last_loop=last,
             keep_hidden=last and stop == len(seq.prompt),
         )
@@ -93,11 +94,17 @@ class Driver:
         rows = tuple(PreludeRow(s.generation, s.slot, s.tokens[-1], len(s.tokens)) for s in seqs)
         self.step(Stage.PRELUDE, prelude=rows)
 
-    def loop_row(self, seq: Request, depth: int, want_score: bool = True) -> LoopRow:
-        used = self.geometry.plane_blocks(seq.position + 1)
+    def loop_row(
+        self, seq: Request, depth: int, want_score: bool = True, random_head: bool = False
+    ) -> LoopRow:
+        blocks = self._row(seq, depth, seq.position + 1)
         return LoopRow(
-            seq.generation, seq.slot, seq.position, depth, seq.blocks[depth][:used], want_score
+            seq.generation, seq.slot, seq.position, depth, blocks, want_score, random_head
         )
+
+    def _row(self, seq: Request, depth: int, positions: int) -> tuple[int, ...]:
+        plane = seq.blocks[self.geometry.plane(depth)]
+        return plane[: self.geometry.plane_blocks(positions)]
 
     def finalize_row(self, seq: Request, exit_depth: int) -> FinalizeRow:
         """For the token that stands at seq.position."""
@@ -123,7 +130,8 @@ class Driver:
             for score in output.gate_scores:
                 hazards[score.generation].append(score.score)
             left = [s for s in running if leaves(s, hazards[s.generation])]
-            finalize += [self.finalize_row(s, depth + 1) for s in left]
+            if self.geometry.layout == "last_exited":
+                finalize += [self.finalize_row(s, depth + 1) for s in left]
             for s in left:
                 s.depths.append(depth + 1)
             running = [s for s in running if s not in left]

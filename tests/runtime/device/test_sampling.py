@@ -100,9 +100,9 @@ def test_a_draw_does_not_depend_on_its_batch() -> None:
         row(n, SamplingParams(temperature=0.5 * n, top_k=5 * n, seed=n, logprobs=n % 2), n)
         for n in range(6)
     ]
-    together = {token.generation: token for token in sample(logits, rows)}
+    together = {token.generation: token for token in sample(logits, rows)[1]}
     for order in ([5, 3, 1], [0, 2, 4]):
-        for token in sample(logits[order], [rows[index] for index in order]):
+        for token in sample(logits[order], [rows[index] for index in order])[1]:
             assert token == together[token.generation]
 
 
@@ -123,13 +123,13 @@ def test_greedy_takes_the_lowest_of_equal_logits() -> None:
     logits = torch.zeros(1, 9)
     logits[0, [4, 7]] = 2.0
     for params in (SamplingParams(), SamplingParams(logprobs=2)):
-        assert sample(logits, [row(1, params)])[0].token == 4
+        assert sample(logits, [row(1, params)])[1][0].token == 4
 
 
 def test_log_probabilities_ignore_temperature_and_filters() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 1.0]])
     params = SamplingParams(temperature=0.1, top_k=1, logprobs=3, seed=0)
-    [sampled] = sample(logits, [row(1, params)])
+    _, [sampled] = sample(logits, [row(1, params)])
     want = torch.log_softmax(logits[0].double(), -1).tolist()
     assert sampled.logprobs is not None
     assert sampled.logprobs.chosen == pytest.approx(want[1])
@@ -141,7 +141,7 @@ def test_log_probabilities_ignore_temperature_and_filters() -> None:
 
 def test_log_probabilities_are_left_out_unless_asked_for() -> None:
     plain, chosen_only = (SamplingParams(temperature=1.0, seed=1, logprobs=n) for n in (None, 0))
-    first, second = sample(torch.randn(2, 5), [row(1, plain), row(2, chosen_only)])
+    _, (first, second) = sample(torch.randn(2, 5), [row(1, plain), row(2, chosen_only)])
     assert first.logprobs is None
     assert second.logprobs is not None
     assert second.logprobs.top == ()
