@@ -97,6 +97,8 @@ class Attempts:
         self._asks.drop(attempt)
         if attempt.writer_never_started:
             raise InvariantBroken(f"generation {attempt.generation} finished without a prefill")
+        for leg in attempt.legs:
+            leg.known = True  # there is no output without both, even if an answer was lost
         self._forget_if_over(attempt)
 
     def cancel(self, attempt: Attempt, mono_s: float) -> None:

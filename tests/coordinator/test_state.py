@@ -667,6 +667,23 @@ def test_a_generation_missing_from_a_heartbeat_counts_as_released() -> None:
     assert outcome(world) == "length"
 
 
+def test_a_leg_whose_every_word_was_lost_is_still_seen_to_have_let_go() -> None:
+    world = World()
+    world.generate(max_tokens=1)
+    while not world.state.counters["ended.length"]:
+        world.work()
+        for incarnation in ("p0-1", "d0-1"):
+            while world.to_worker[incarnation]:
+                world.deliver_to_worker(incarnation)
+        world.to_coordinator["p0-1"].clear()
+        while world.to_coordinator["d0-1"]:
+            world.deliver_to_coordinator("d0-1")
+    assert world.state.statistics()["live_attempts"] == 1
+    world.beat()
+    world.deliver_all()
+    assert world.state.idle
+
+
 def test_a_stale_peers_version_is_answered_with_the_current_peers() -> None:
     world = World()
     decode = world.named("d0")
