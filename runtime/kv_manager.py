@@ -1,68 +1,52 @@
-"""Blocks of KV memory: which are free, who holds the others, why, and what in them may be read.
+"""Blocks of KV memory: who holds which, why, and what in them may be read.
 
-Owns the free list, every block table, its leases and its valid lengths. Never touches a tensor.
-A block returns to the free list only when the last lease on its allocation has ended; a quarantine
-lease never ends.
+Owns every block table, its leases and its valid lengths, and the pool that they come from. Never
+touches a tensor.
+A block is granted again only when the last lease on its allocation has ended and no other table
+reads it; a quarantine lease never ends.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
-import msgspec
-
+from .block_pool import BlockPool
 from .errors import InvariantBroken
-from .types import AllocationId, BlockTables, Generation, KVGeometry, TokenRange
+from .kv_grants import Allocation, Grant, KVUsage, Lease
+from .types import AllocationId, Generation, KVGeometry, TokenRange
 
-
-class Lease(StrEnum):
-    """Why blocks may not be reused yet."""
-
-    OWNER = "owner"  # the request lives
-    PASS = "pass"  # a pass in flight reads or writes them
-    RECEIVE = "receive"  # a peer may write them
-    SEND = "send"  # handles may read them
-    QUARANTINE = "quarantine"  # no proof will come that the writer has ended
-
-
-class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One grant. Its id is never given again, though its blocks will be."""
-
-    id: AllocationId
-    generation: Generation
-    tokens: int
-    tables: BlockTables
-
-
-class KVUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot; epoch moves whenever blocks return to the free list."""
-
-    epoch: int
-    blocks_total: int
-    blocks_free: int
-    blocks_quarantined: int
-    allocations: int
-    leases: dict[str, int]
+__all__ = ["Allocation", "KVManager", "KVUsage", "Lease"]
 
 
 @dataclass(slots=True)
-class _Grant:
-    allocation: Allocation
-    num_blocks: int
-    valid: list[int]  # per depth: positions 0..valid-1 may be read
-    leases: Counter[Lease] = field(default_factory=Counter)
+class _Suspended:
+    """What must hold again when a suspended request gets blocks."""
+
+    tokens: int
+    columns: int
+    valid: list[int]
+    prompt: tuple[int, ...]
 
 
 class KVManager:
-    def __init__(self, *, num_blocks: int, geometry: KVGeometry) -> None:
+    def __init__(
+        self, *, num_blocks: int, geometry: KVGeometry, prefix_cache: bool = False
+    ) -> None:
         self._num_blocks = num_blocks
         self._geometry = geometry
-        self._free: deque[int] = deque(range(num_blocks))
-        self._grants: dict[Generation, _Grant] = {}
+        self._pool = BlockPool(num_blocks, geometry, caching=prefix_cache)
+        self._grants: dict[Generation, Grant] = {}
+        self._suspended: dict[Generation, _Suspended] = {}
         self._granted = 0
         self._quarantined = 0
-        self._epoch = 0
+        self._leases: Counter[Lease] = Counter()
+
+    # What is there.
+
+    @property
+    def epoch(self) -> int:
+        """Moves whenever free_blocks() may have grown."""
+        return self._pool.epoch
 
     def blocks_for(self, tokens: int) -> int:
         return self._geometry.blocks(tokens)
@@ -72,36 +56,128 @@ class KVManager:
         return self._num_blocks - self._quarantined
 
     def free_blocks(self) -> int:
-        return len(self._free)
+        """Blocks that can be granted now; pages that nobody uses are evicted for it."""
+        return self._pool.grantable()
+
+    def takes(self, tokens: int, prompt: tuple[int, ...] = ()) -> int:
+        """By how much allocate() would lower free_blocks()."""
+        return self._pool.takes(tokens, prompt)
+
+    def usage(self) -> KVUsage:
+        return KVUsage(
+            epoch=self.epoch,
+            blocks_total=self._num_blocks,
+            blocks_free=self.free_blocks(),
+            blocks_quarantined=self._quarantined,
+            blocks_cached=self._pool.idle_blocks(),
+            allocations=len(self._grants),
+            suspended=len(self._suspended),
+            prefix_hits=self._pool.hits,
+            prefix_hit_tokens=self._pool.hits * self._geometry.block_size,
+            prefix_evictions=self._pool.evictions,
+            leases={reason.value: self._leases[reason] for reason in Lease},
+        )
+
+    # Tables come, grow and go.
 
     def allocate(
-        self, generation: Generation, tokens: int, leases: Iterable[Lease]
+        self,
+        generation: Generation,
+        tokens: int,
+        leases: Iterable[Lease],
+        prompt: tuple[int, ...] = (),
     ) -> Allocation | None:
-        """Blocks for `tokens` positions over all planes, or None if they are not free now."""
-        if generation in self._grants:
-            raise InvariantBroken(f"generation {generation} already holds blocks")
-        per_plane, depths = self._geometry.plane_blocks(tokens), self._geometry.num_depths
-        if per_plane * depths > len(self._free):
+        """Blocks for `tokens` positions over all planes, or None if they are not free now.
+
+        prompt: whatever of its beginning is cached is shared, except its last token.
+        """
+        self._refuse_second(generation)
+        if self.takes(tokens, prompt) > self.free_blocks():
             return None
-        self._granted += 1
-        allocation = Allocation(
-            id=AllocationId(self._granted),
-            generation=generation,
-            tokens=tokens,
-            tables=tuple(
-                tuple(self._free.popleft() for _ in range(per_plane)) for _ in range(depths)
-            ),
+        grant = self._new_grant(tokens, prompt)
+        self._pool.share_prefix(grant)
+        grant.valid = [grant.hits * self._geometry.block_size] * self._geometry.num_planes
+        self._pool.extend(grant, self._geometry.plane_blocks(tokens))
+        return self._enter(generation, grant, leases)
+
+    def grow(self, generation: Generation, tokens: int) -> bool:
+        """Room for positions 0..tokens-1; False, and nothing changed, if it is not free now."""
+        grant = self._grant(generation)
+        if tokens > grant.tokens:
+            columns = self._geometry.plane_blocks(tokens)
+            if (columns - grant.columns) * self._geometry.num_planes > self.free_blocks():
+                return False
+            self._pool.extend(grant, columns)
+            grant.tokens = tokens
+        return True
+
+    def truncate(self, generation: Generation, tokens: int, *, give_back: bool = False) -> None:
+        """Positions >= tokens hold nothing any more. give_back: their columns are free again, which
+        no pass in flight may contradict. Shared columns are never cut."""
+        grant = self._grant(generation)
+        if tokens < len(grant.pages) * self._geometry.block_size:
+            raise InvariantBroken(f"generation {generation}: {tokens} cuts into a shared page")
+        grant.valid = [min(valid, tokens) for valid in grant.valid]
+        if not give_back or tokens >= grant.tokens:
+            return
+        if grant.leases.keys() != {Lease.OWNER}:
+            raise InvariantBroken(
+                f"generation {generation}: blocks cannot go back under {sorted(grant.leases)}"
+            )
+        grant.tokens = tokens
+        self._pool.put_back(grant.cut(self._geometry.plane_blocks(tokens)))
+
+    def suspend(self, generation: Generation) -> None:
+        """Its blocks are free again; what they held is remembered until resume or forget."""
+        grant = self._grant(generation)
+        if grant.leases != {Lease.OWNER: 1}:
+            raise InvariantBroken(
+                f"generation {generation} cannot be suspended under {sorted(grant.leases)}"
+            )
+        self._suspended[generation] = _Suspended(
+            grant.tokens, grant.columns, grant.valid, grant.prompt
         )
-        grant = _Grant(allocation, per_plane * depths, [0] * depths)
-        grant.leases.update(leases)
-        self._grants[generation] = grant
-        return allocation
+        self.end_lease(generation, Lease.OWNER)
+
+    def resume(self, generation: Generation) -> Allocation | None:
+        """As many blocks as it had, all its own, as valid as they were: the snapshot is written
+        into every one of them. None if they are not free now."""
+        self._refuse_second(generation)
+        saved = self._suspended[generation]
+        if saved.columns * self._geometry.num_planes > self.free_blocks():
+            return None
+        del self._suspended[generation]
+        grant = self._new_grant(saved.tokens, saved.prompt)
+        grant.valid = saved.valid
+        self._pool.extend(grant, saved.columns)
+        return self._enter(generation, grant, (Lease.OWNER,))
+
+    def forget(self, generation: Generation) -> None:
+        """A suspended request will not be resumed; without effect if it is not suspended."""
+        self._suspended.pop(generation, None)
 
     def allocation(self, generation: Generation) -> Allocation:
-        return self._grant(generation).allocation
+        grant = self._grant(generation)
+        return Allocation(
+            id=grant.id,
+            generation=generation,
+            tokens=grant.tokens,
+            tables=tuple(tuple(row) for row in grant.rows),
+            cached_tokens=grant.hits * self._geometry.block_size,
+        )
+
+    def columns(self, generation: Generation) -> int:
+        """Block columns that it holds, or held when it was suspended."""
+        saved = self._suspended.get(generation)
+        return saved.columns if saved else self._grant(generation).columns
+
+    def granted_tokens(self, generation: Generation) -> int:
+        return self._grant(generation).tokens
+
+    # Why blocks are kept.
 
     def lease(self, generation: Generation, reason: Lease) -> None:
-        self._grant(generation).leases[reason] += 1
+        self._add_leases(self._grant(generation), (reason,))
 
     def leases(self, generation: Generation) -> frozenset[Lease]:
         """The reasons that hold now; empty when the generation holds nothing."""
@@ -113,75 +189,128 @@ class KVManager:
         if grant.leases[reason] < 1 or reason is Lease.QUARANTINE:
             raise InvariantBroken(f"generation {generation} has no {reason} lease to end")
         grant.leases[reason] -= 1
-        grant.leases = +grant.leases
+        self._leases[reason] -= 1
+        if not grant.leases[reason]:
+            del grant.leases[reason]
         if not grant.leases:
             del self._grants[generation]
-            self._free.extend(block for row in grant.allocation.tables for block in row)
-            self._epoch += 1
+            self._pool.take_back(grant)
 
     def quarantine(self, generation: Generation, replaces: Lease) -> int:
-        """Turn a lease that nobody will end into a quarantine; returns the blocks withdrawn."""
+        """Turn a lease that nobody will end into a quarantine; returns the blocks withdrawn.
+
+        A writer (RECEIVE) may touch only what was not cached; a reader (SEND) everything.
+        """
         grant = self._grant(generation)
-        grant.leases[Lease.QUARANTINE] += 1
-        self._quarantined += grant.num_blocks
+        if replaces is Lease.RECEIVE:
+            self._pool.leave_pages(grant)
+            withdrawn = len(grant.own_blocks())
+        else:
+            withdrawn = len(grant.own_blocks()) + self._pool.withdraw_pages(grant)
+        grant.withdrawn = withdrawn
+        self._quarantined += withdrawn
+        self._add_leases(grant, (Lease.QUARANTINE,))
         self.end_lease(generation, replaces)
-        return grant.num_blocks
+        return withdrawn
 
     def quarantined_blocks(self, generation: Generation) -> int:
         grant = self._grants.get(generation)
-        return grant.num_blocks if grant and Lease.QUARANTINE in grant.leases else 0
+        return grant.withdrawn if grant else 0
+
+    # What may be read, and by whom.
 
     def plane_row(self, generation: Generation, depth: int, stop: int) -> tuple[int, ...]:
-        """The block row of one plane that covers positions 0..stop-1."""
-        row = self._grant(generation).allocation.tables[depth]
-        return row[: self._geometry.plane_blocks(stop)]
+        """The block row of a depth's plane that covers positions 0..stop-1."""
+        row = self._grant(generation).rows[self._geometry.plane(depth)]
+        return tuple(row[: self._geometry.plane_blocks(stop)])
+
+    def block(self, generation: Generation, depth: int, column: int) -> int:
+        return self._grant(generation).rows[self._geometry.plane(depth)][column]
 
     def valid_tokens(self, generation: Generation, depth: int) -> int:
-        return self._grant(generation).valid[depth]
+        return self._grant(generation).valid[self._geometry.plane(depth)]
 
     def mark_valid(self, generation: Generation, depth: int, positions: TokenRange) -> None:
-        """K/V of (depth, positions) are written. Validity grows without gaps."""
+        """K/V of (depth, positions) are written. Validity grows without gaps; in layout shared a
+        deeper loop writes again what the first one wrote."""
         grant = self._grant(generation)
-        if positions.start != grant.valid[depth] or positions.stop > grant.allocation.tokens:
+        plane = self._geometry.plane(depth)
+        again = depth != plane and positions.stop <= grant.valid[plane]
+        if again and positions.start >= len(grant.pages) * self._geometry.block_size:
+            return
+        if positions.start != grant.valid[plane] or positions.stop > grant.tokens:
             raise InvariantBroken(
                 f"generation {generation} depth {depth}: {positions.start}..{positions.stop} "
-                f"written, valid were {grant.valid[depth]} of {grant.allocation.tokens}"
+                f"written, valid were {grant.valid[plane]} of {grant.tokens}"
             )
-        grant.valid[depth] = positions.stop
+        grant.valid[plane] = positions.stop
 
     def mark_prompt_valid(self, generation: Generation, prompt: TokenRange) -> None:
-        """A peer wrote the whole prompt into every plane."""
-        for depth in range(self._geometry.num_depths):
-            self.mark_valid(generation, depth, prompt)
+        """A peer wrote what was not cached of the prompt, in every plane."""
+        grant = self._grant(generation)
+        if prompt.stop > grant.tokens:
+            raise InvariantBroken(f"generation {generation}: received more than it has blocks for")
+        grant.valid = [max(valid, prompt.stop) for valid in grant.valid]
 
-    def usage(self) -> KVUsage:
-        leases = Counter(dict.fromkeys(Lease, 0))
-        for grant in self._grants.values():
-            leases.update(grant.leases)
-        return KVUsage(
-            epoch=self._epoch,
-            blocks_total=self._num_blocks,
-            blocks_free=len(self._free),
-            blocks_quarantined=self._quarantined,
-            allocations=len(self._grants),
-            leases={reason.value: leases[reason] for reason in Lease},
-        )
+    def publish(self, generation: Generation, stop: int) -> None:
+        """Prompt positions 0..stop-1 ran at full depth: share every full column of them."""
+        grant = self._grant(generation)
+        if min(grant.valid) < min(stop, len(grant.prompt)):
+            raise InvariantBroken(f"generation {generation}: published before it was written")
+        self._pool.publish(grant, stop)
 
     def check(self) -> None:
-        """Every block is free or granted, once; every grant has a reason to stand."""
-        held = [b for g in self._grants.values() for row in g.allocation.tables for b in row]
-        if sorted([*self._free, *held]) != list(range(self._num_blocks)):
-            raise InvariantBroken(f"{self._num_blocks} blocks: some are lost or held twice")
+        """Every block is free, cached or granted, once; every grant has a reason to stand."""
+        self._pool.check(self._grants.values())
+        leases: Counter[Lease] = Counter()
         for generation, grant in self._grants.items():
-            if not grant.leases or min(grant.leases.values()) < 1:
-                raise InvariantBroken(f"generation {generation} holds blocks without a lease")
-            if max(grant.valid) > grant.allocation.tokens:
-                raise InvariantBroken(f"generation {generation}: valid beyond its allocation")
-        withdrawn = sum(self.quarantined_blocks(generation) for generation in self._grants)
+            self._check_grant(generation, grant)
+            leases.update(grant.leases)
+        if leases != +self._leases:
+            raise InvariantBroken(f"leases held are {leases}, counted {self._leases}")
+        withdrawn = sum(grant.withdrawn for grant in self._grants.values())
         if withdrawn != self._quarantined:
             raise InvariantBroken(f"{self._quarantined} blocks quarantined, {withdrawn} found")
+        if both := self._suspended.keys() & self._grants.keys():
+            raise InvariantBroken(f"suspended and holding blocks: {sorted(both)}")
 
-    def _grant(self, generation: Generation) -> _Grant:
+    def _check_grant(self, generation: Generation, grant: Grant) -> None:
+        if not grant.leases or min(grant.leases.values()) < 1:
+            raise InvariantBroken(f"generation {generation} holds blocks without a lease")
+        if len({len(row) for row in grant.rows}) != 1:
+            raise InvariantBroken(f"generation {generation}: planes of different length")
+        if Lease.QUARANTINE in grant.leases:
+            return
+        if max(grant.valid) > grant.tokens:
+            raise InvariantBroken(f"generation {generation}: valid beyond its allocation")
+        if grant.columns != self._geometry.plane_blocks(grant.tokens):
+            raise InvariantBroken(
+                f"generation {generation}: {grant.columns} columns for {grant.tokens} positions"
+            )
+        if min(grant.valid) < len(grant.pages) * self._geometry.block_size:
+            raise InvariantBroken(f"generation {generation}: a page of it is not valid")
+
+    def _new_grant(self, tokens: int, prompt: tuple[int, ...]) -> Grant:
+        self._granted += 1
+        planes = self._geometry.num_planes
+        rows: list[list[int]] = [[] for _ in range(planes)]
+        return Grant(AllocationId(self._granted), tokens, rows, prompt, [0] * planes)
+
+    def _enter(self, generation: Generation, grant: Grant, leases: Iterable[Lease]) -> Allocation:
+        self._grants[generation] = grant
+        self._add_leases(grant, leases)
+        return self.allocation(generation)
+
+    def _add_leases(self, grant: Grant, leases: Iterable[Lease]) -> None:
+        for reason in leases:
+            grant.leases[reason] += 1
+            self._leases[reason] += 1
+
+    def _refuse_second(self, generation: Generation) -> None:
+        if generation in self._grants:
+            raise InvariantBroken(f"generation {generation} already holds blocks")
+
+    def _grant(self, generation: Generation) -> Grant:
         grant = self._grants.get(generation)
         if grant is None:
             raise InvariantBroken(f"generation {generation} holds no blocks")

@@ -1,0 +1,98 @@
+"""What one generation holds of the KV pool: its block columns, which of them are shared, and why.
+
+Owned by the KV manager, which alone changes it. Never touches a tensor.
+A column is one block per plane. The first columns of a grant may be pages of the prefix cache;
+those are read by others too and are never written or cut.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from .prefix_cache import Page
+from .types import AllocationId, BlockTables, Generation
+
+
+class Lease(StrEnum):
+    """Why blocks may not be reused yet."""
+
+    OWNER = "owner"  # the request lives
+    PASS = "pass"  # a pass in flight reads or writes them
+    RECEIVE = "receive"  # a peer may write them
+    SEND = "send"  # handles may read them
+    QUARANTINE = "quarantine"  # no proof will come that the writer has ended
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """One grant as it stands. Its id is never given again, though its blocks will be.
+
+    tokens: positions that may be written. The first cached_tokens are there already, in columns
+    that are shared.
+    """
+
+    id: AllocationId
+    generation: Generation
+    tokens: int
+    tables: BlockTables
+    cached_tokens: int = 0
+
+
+class KVUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot; epoch moves whenever blocks can be granted that could not be before.
+
+    blocks_free: what can be granted now, blocks_cached included: those hold pages that nobody uses.
+    """
+
+    epoch: int
+    blocks_total: int
+    blocks_free: int
+    blocks_quarantined: int
+    blocks_cached: int
+    allocations: int
+    suspended: int
+    prefix_hits: int  # pages, over all time
+    prefix_hit_tokens: int
+    prefix_evictions: int
+    leases: dict[str, int]
+
+
+@dataclass(slots=True)
+class Grant:
+    id: AllocationId
+    tokens: int
+    rows: list[list[int]]  # [plane][column] -> block
+    prompt: tuple[int, ...]  # what of it may be shared
+    valid: list[int]  # [plane]: positions 0..valid-1 may be read
+    hits: int = 0  # columns that were cached when it was granted
+    pages: list[Page] = field(default_factory=list)  # one per column, from the first; referenced
+    leases: Counter[Lease] = field(default_factory=Counter)
+    withdrawn: int = 0  # blocks that its quarantine took out of use
+
+    @property
+    def columns(self) -> int:
+        return len(self.rows[0])
+
+    def column(self, index: int) -> tuple[int, ...]:
+        return tuple(row[index] for row in self.rows)
+
+    def is_shared(self, index: int) -> bool:
+        """Whether the cache owns this column. A page that another table published first is
+        referenced as well (it comes before later pages of this chain) but is not this column."""
+        return index < len(self.pages) and self.pages[index].blocks[0] == self.rows[0][index]
+
+    def own_blocks(self) -> list[int]:
+        return [
+            row[index]
+            for index in range(self.columns)
+            if not self.is_shared(index)
+            for row in self.rows
+        ]
+
+    def cut(self, columns: int) -> list[int]:
+        """Drop all but the first columns; the blocks of the others."""
+        dropped = [block for row in self.rows for block in row[columns:]]
+        for row in self.rows:
+            del row[columns:]
+        return dropped
