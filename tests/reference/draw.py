@@ -54,7 +54,8 @@ def draw(
         ranked = ranked[:top_k]
     weights = {t: math.exp((logits[t] - logits[ranked[0]]) / temperature) for t in ranked}
     if top_p < 1.0:
-        total, before, kept = sum(weights.values()), 0.0, []
+        total, before = sum(weights.values()), 0.0
+        kept: list[int] = []
         for token in ranked:
             if kept:
                 gaps.append(abs(before - top_p))
