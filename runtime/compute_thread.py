@@ -48,6 +48,10 @@ class ComputeThread:
     def submit(self, plan: SchedulerOutput) -> None:
         self._put(plan, f"pass {plan.sequence}")
 
+    def post(self, function: Callable[[], None], what: str) -> None:
+        """Run `function`, which handles its own errors, on the thread in the order of passes."""
+        self._put(_Call(function), what)
+
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the thread, after everything submitted, and wait for it."""
         call = _Call(function)

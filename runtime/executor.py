@@ -10,12 +10,13 @@ from collections.abc import Callable
 from .clock import SystemClock
 from .compute_thread import ComputeThread
 from .config import EngineConfig
-from .errors import ProtocolError
-from .interfaces import AdmissionLimits, Capabilities, Capacity, Clock
+from .errors import ProtocolError, WorkerError
+from .interfaces import AdmissionLimits, Capabilities, Capacity, Clock, SuspendReceipt
 from .kv_storage import KVStorage
 from .plans import ModelRunnerOutput, SchedulerOutput
-from .slots import SlotPool
-from .types import Generation
+from .slots import CapacityEpoch, SlotPool
+from .snapshots import Snapshots
+from .types import BlockTables, Generation
 from .worker import WorkCounters, Worker, load_worker
 
 logger = logging.getLogger(__name__)
@@ -24,13 +25,17 @@ logger = logging.getLogger(__name__)
 class ThreadExecutor:
     """All methods but the event sink are for one caller thread."""
 
-    def __init__(self, worker: Worker, *, num_slots: int, num_receive_slots: int) -> None:
+    def __init__(
+        self, worker: Worker, *, num_slots: int, num_receive_slots: int, snapshot_bytes: int = 0
+    ) -> None:
         self._worker = worker
         self._num_slots = num_slots
         self._num_receive_slots = num_receive_slots
         self._slots = SlotPool(0, num_slots)
         self._receive_slots = SlotPool(num_slots, num_receive_slots)
-        self._epoch = 0
+        self._epoch = CapacityEpoch()
+        self._snapshots = Snapshots(worker.parts.storage, snapshot_bytes)
+        self._suspends = 0
         self._compute = ComputeThread(worker.run, worker.enter_thread)
 
     @property
@@ -54,7 +59,17 @@ class ThreadExecutor:
         )
 
     def capacity(self) -> Capacity:
-        return Capacity(self._epoch, self._slots.free, self._receive_slots.free)
+        return Capacity(
+            self._epoch.value,
+            self._slots.free,
+            self._receive_slots.free,
+            self._suspends - self._worker.saved,
+        )
+
+    def wait_capacity(self, epoch: int, timeout_s: float) -> bool:
+        """Block until capacity was released after `epoch`; False on timeout or shutdown. For any
+        thread."""
+        return self._epoch.wait_beyond(epoch, timeout_s)
 
     def counters(self) -> WorkCounters:
         return self._worker.counters
@@ -66,30 +81,61 @@ class ThreadExecutor:
         return self._receive_slots.take(generation)
 
     def end_receive(self, generation: Generation) -> None:
-        self._epoch += self._receive_slots.give_back(generation)
+        self._released(self._receive_slots.give_back(generation))
 
     def cancel_admission(self, generation: Generation) -> None:
-        self._epoch += self._slots.give_back(generation)
+        self._released(self._slots.give_back(generation))
 
     def release(self, generation: Generation) -> None:
-        self._worker.runner.forget(generation)
+        self._forget(generation)
         self.complete(generation)
 
     def complete(self, generation: Generation) -> None:
-        freed = self._slots.give_back(generation) | self._receive_slots.give_back(generation)
-        self._epoch += freed
+        slot, receive_slot = (
+            pool.give_back(generation) for pool in (self._slots, self._receive_slots)
+        )
+        self._released(self._snapshots.drop(generation) or slot or receive_slot)
 
     def export_hidden(self, generation: Generation) -> int:
-        slot = self._slots.find(generation)
-        if slot is None:
-            raise ProtocolError(
-                f"generation {generation} holds no execution slot; admit it before its hidden "
-                "state is exported"
-            )
-        return slot
+        return self._slot_of(generation, "its hidden state is exported")
 
     def submit(self, plan: SchedulerOutput) -> None:
         self._compute.submit(plan)
+
+    def suspend(self, generation: Generation, tables: BlockTables) -> SuspendReceipt:
+        slot = self._slot_of(generation, "it is suspended")
+        chunk_bytes = self._worker.runner.chunk_bytes_of(generation)
+        snapshot = self._snapshots.open(generation, tables, chunk_bytes)
+        try:
+            self._compute.post(lambda: self._worker.save(generation, slot, snapshot), "a suspend")
+        except WorkerError:
+            self._snapshots.drop(generation)
+            raise
+        self._suspends += 1
+        self._released(self._slots.give_back(generation))
+        return SuspendReceipt(generation, slot, len(snapshot.blocks), snapshot.num_bytes)
+
+    def restore(self, generation: Generation, tables: BlockTables) -> int | None:
+        snapshot = self._snapshots.fitting(generation, tables)
+        slot = self._slots.take(generation)
+        if slot is None:
+            return None
+        try:
+            self._compute.post(
+                lambda: self._worker.load(generation, slot, snapshot, tables), "a restore"
+            )
+        except WorkerError:
+            self._slots.give_back(generation)
+            raise
+        self._released(self._snapshots.drop(generation))
+        return slot
+
+    def discard(self, generation: Generation) -> None:
+        self._released(self._snapshots.drop(generation))
+
+    def truncate(self, generation: Generation, tokens: int, tables: BlockTables) -> None:
+        """The dropped positions hold NaN afterwards, as far as these tables reach."""
+        self._compute.post(lambda: self._worker.truncate(generation, tokens, tables), "a truncate")
 
     def collect(self) -> list[ModelRunnerOutput]:
         return self._compute.collect()
@@ -101,7 +147,7 @@ class ThreadExecutor:
         self._compute.set_event_sink(sink)
 
     def memory_breakdown(self) -> dict[str, int]:
-        return self._worker.memory_breakdown()
+        return self._worker.memory_breakdown() | {"snapshots": self._snapshots.num_bytes}
 
     def warm_up(self) -> None:
         """On the compute thread: what warms up there is partly per thread."""
@@ -111,7 +157,27 @@ class ThreadExecutor:
         self._compute.synchronize()
 
     def shutdown(self) -> None:
+        self._epoch.close()
         self._compute.shutdown()
+
+    def _slot_of(self, generation: Generation, before: str) -> int:
+        slot = self._slots.find(generation)
+        if slot is None:
+            raise ProtocolError(
+                f"generation {generation} holds no execution slot; admit it before {before}"
+            )
+        return slot
+
+    def _released(self, anything: bool) -> None:
+        if anything:
+            self._epoch.move()
+
+    def _forget(self, generation: Generation) -> None:
+        """After what is submitted: a restore may be on its way."""
+        try:
+            self._compute.post(lambda: self._worker.forget(generation), "a release")
+        except WorkerError:
+            self._worker.forget(generation)  # the thread takes no more work, so nothing follows
 
 
 def build_executor(
@@ -122,5 +188,8 @@ def build_executor(
     """Load the checkpoint, allocate the pool and start the compute thread."""
     worker = load_worker(config, clock or SystemClock(), progress)
     return ThreadExecutor(
-        worker, num_slots=config.num_slots, num_receive_slots=config.num_receive_slots
+        worker,
+        num_slots=config.num_slots,
+        num_receive_slots=config.num_receive_slots,
+        snapshot_bytes=config.snapshot_bytes,
     )

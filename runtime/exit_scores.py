@@ -18,7 +18,8 @@ from .plans import GateScore, LoopRow
 def random_head_weight(seed: int, hidden_size: int) -> Tensor:
     """[hidden_size] float32: standard normal over sqrt(hidden_size), no bias."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(hidden_size, generator=generator) / hidden_size**0.5
+    weight: Tensor = torch.randn(hidden_size, generator=generator) / hidden_size**0.5
+    return weight
 
 
 class ExitScores:

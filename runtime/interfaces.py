@@ -45,11 +45,17 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """A snapshot; `epoch` moves whenever slots are released, so that a blocked caller can wait."""
+    """A snapshot; `epoch` moves whenever slots or snapshot bytes are released, so that a blocked
+    caller can wait.
+
+    unsettled: suspends that have yet to read their blocks. A plan may name such blocks at once; a
+    peer's WRITE may not, so a reservation waits while there are any.
+    """
 
     epoch: int
     free_slots: int
     free_receive_slots: int
+    unsettled: int = 0
 
 
 class SuspendReceipt(msgspec.Struct, frozen=True):

@@ -82,9 +82,8 @@ class ModelRunner:
         """A prompt chunk's state, which is no longer kept here."""
         return self._chunks.pop(generation, None)
 
-    def put_chunk(self, generation: Generation, state: Tensor | None) -> None:
-        if state is not None:
-            self._chunks[generation] = state
+    def put_chunk(self, generation: Generation, state: Tensor) -> None:
+        self._chunks[generation] = state
 
     def chunk_bytes_of(self, generation: Generation) -> int:
         state = self._chunks.get(generation)
@@ -131,8 +130,8 @@ class ModelRunner:
     def _chunk_input(self, row: PrefillRow) -> Tensor:
         if len(row.range) > 1 and self._storage.geometry.layout == "shared":
             raise InvariantBroken(
-                f"generation {row.generation}: a prompt row of {len(row.range)} positions in layout "
-                "shared, which runs one position at a time"
+                f"generation {row.generation}: a prompt row of {len(row.range)} positions; layout "
+                "shared runs one position at a time"
             )
         if row.depth == 0:
             return self._model.embed(integers(row.tokens, self._storage.hidden))

@@ -82,7 +82,8 @@ class FinalizeRow(msgspec.Struct, frozen=True, gc=False):
 class CodaRow(msgspec.Struct, frozen=True, gc=False):
     """LM head over hidden[hidden_slot], then sample output `output_index`.
 
-    keep_slot: the sampled token also stays on the device for this slot's next PRELUDE.
+    keep_slot: the sampled token also stays on the device for this slot's next PRELUDE. exit_depth:
+    loops that the token ran, told with the output.
     """
 
     generation: Generation
@@ -90,6 +91,7 @@ class CodaRow(msgspec.Struct, frozen=True, gc=False):
     output_index: int
     sampling: SamplingParams
     keep_slot: int | None = None
+    exit_depth: int = 0
 
 
 class VerifyRow(msgspec.Struct, frozen=True, gc=False):
@@ -161,8 +163,18 @@ class FinishedRange(msgspec.Struct, frozen=True, gc=False):
     at_s: float
 
 
+class RowFailure(msgspec.Struct, frozen=True, gc=False):
+    """This request's rows did not run, and why; the other rows of the pass did."""
+
+    generation: Generation
+    reason: str
+
+
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one pass produced. `error`: the pass failed as a whole, and so does every row of it."""
+    """What one pass produced. `error`: the pass failed as a whole, and so does every row of it.
+
+    failed: requests of which no row ran; they have no other result here.
+    """
 
     sequence: int
     stage: Stage
@@ -171,6 +183,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finished_ranges: tuple[FinishedRange, ...] = ()
     tokens: tuple[SampledToken, ...] = ()
     verified: tuple[Verified, ...] = ()
+    failed: tuple[RowFailure, ...] = ()
     error: str | None = None
     compute_s: float = 0.0
 

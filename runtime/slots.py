@@ -1,8 +1,10 @@
 """Numbered places for live generations: execution slots, receive slots.
 
 Owns who holds which number. Taking is idempotent; a number is handed on only after it was given
-back.
+back. CapacityEpoch tells a blocked caller that something was.
 """
+
+import threading
 
 from .types import Generation
 
@@ -35,3 +37,33 @@ class SlotPool:
     @property
     def free(self) -> int:
         return len(self._free)
+
+
+class CapacityEpoch:
+    """A number that moves whenever capacity is released. Any thread may move it or wait."""
+
+    def __init__(self) -> None:
+        self._moved = threading.Condition()
+        self._value = 0
+        self._closed = False
+
+    @property
+    def value(self) -> int:
+        return self._value
+
+    def move(self) -> None:
+        with self._moved:
+            self._value += 1
+            self._moved.notify_all()
+
+    def wait_beyond(self, epoch: int, timeout_s: float) -> bool:
+        """Sleep until the epoch is past `epoch`; False on timeout or when none will come."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._value > epoch or self._closed, timeout_s)
+            return self._value > epoch
+
+    def close(self) -> None:
+        """Wake everybody: nothing more will be released."""
+        with self._moved:
+            self._closed = True
+            self._moved.notify_all()

@@ -13,6 +13,7 @@ import torch
 
 from ..kernels.segments import Segment, Segments
 from .batch import pool_shape
+from .broken_requests import BrokenRequests
 from .config import EngineConfig
 from .errors import ConfigError
 from .interfaces import Clock
@@ -21,7 +22,8 @@ from .model_runner import ModelRunner
 from .models.base import LoopedModel
 from .models.registry import LoadedModel, load_model
 from .plans import ModelRunnerOutput, SchedulerOutput
-from .types import KVGeometry, ModelDescription
+from .snapshots import Snapshot, load_blocks, poison, save_blocks
+from .types import BlockTables, Generation, KVGeometry, ModelDescription
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class Worker:
     ) -> None:
         self.parts = parts
         self.runner = ModelRunner(parts.model, parts.storage, clock, random_head_seed)
+        self.broken = BrokenRequests()
+        self.saved = 0  # suspends whose blocks have been read; written by the compute thread alone
         self._threads = threads
         self._counters = WorkCounters()
 
@@ -84,6 +88,7 @@ class Worker:
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Never raises: a pass that fails comes back with its error, and computing goes on."""
+        plan, failures = self.broken.split(plan)
         try:
             output = self.runner.run(plan)
         except Exception as error:
@@ -97,7 +102,54 @@ class Worker:
                 error=f"pass {plan.sequence} ({plan.stage}): {type(error).__name__}: {error}",
             )
         self._counters = self._counters.plus(plan)
-        return output
+        return msgspec.structs.replace(output, failed=failures) if failures else output
+
+    def save(self, generation: Generation, slot: int, snapshot: Snapshot) -> None:
+        """Fill a snapshot. Never raises: a failure is told when it is restored."""
+        try:
+            with torch.inference_mode():
+                save_blocks(self.parts.storage.kv, snapshot)
+                snapshot.hidden.copy_(self.parts.storage.hidden[slot])
+                snapshot.token = self.runner.tokens.take(generation, slot)
+                chunk = self.runner.take_chunk(generation)
+                snapshot.chunk = None if chunk is None else chunk.cpu()
+        except Exception as error:
+            logger.exception("generation %d: suspending it failed", generation)
+            snapshot.error = f"suspending it failed: {type(error).__name__}: {error}"
+        finally:
+            self.saved += 1
+
+    def load(
+        self, generation: Generation, slot: int, snapshot: Snapshot, tables: BlockTables
+    ) -> None:
+        """Write a snapshot back. Never raises: a failure fails the request's next pass."""
+        if snapshot.error is not None:
+            self.broken.add(generation, snapshot.error)
+            return
+        try:
+            with torch.inference_mode():
+                load_blocks(self.parts.storage.kv, snapshot, tables)
+                self.parts.storage.hidden[slot] = snapshot.hidden.to(self.parts.device)
+                self.runner.tokens.put(generation, slot, snapshot.token)
+                if snapshot.chunk is not None:
+                    self.runner.put_chunk(generation, snapshot.chunk.to(self.parts.device))
+        except Exception as error:
+            logger.exception("generation %d: restoring it failed", generation)
+            self.broken.add(generation, f"restoring it failed: {type(error).__name__}: {error}")
+
+    def truncate(self, generation: Generation, tokens: int, tables: BlockTables) -> None:
+        """Never raises: a failure fails the request's next pass."""
+        storage = self.parts.storage
+        try:
+            with torch.inference_mode():
+                poison(storage.kv, tokens, storage.geometry.block_size, tables)
+        except Exception as error:
+            logger.exception("generation %d: truncating it failed", generation)
+            self.broken.add(generation, f"truncating it failed: {type(error).__name__}: {error}")
+
+    def forget(self, generation: Generation) -> None:
+        self.runner.forget(generation)
+        self.broken.forget(generation)
 
     def warm_up(self) -> None:
         """Run every kind of work once on scratch memory, so that the first request does not pay."""
@@ -117,6 +169,7 @@ class Worker:
             "weights": self.parts.model.num_bytes,
             "kv": self.parts.storage.kv.nbytes,
             "hidden": self.parts.storage.hidden.nbytes,
+            "tokens": self.runner.tokens.num_bytes,
             "prompt_chunks": self.runner.chunk_bytes,
         }
 

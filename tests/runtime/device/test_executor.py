@@ -185,6 +185,7 @@ def test_release_drops_a_prompts_chunk_state(executor: ThreadExecutor) -> None:
     executor.synchronize()
     assert executor.memory_breakdown()["prompt_chunks"] == 3 * 64 * 4
     executor.release(G[4])
+    executor.synchronize()
     assert executor.memory_breakdown()["prompt_chunks"] == 0
     executor.submit(chunk(2, G[4], depth=1))
     assert finished(executor, 2)[1].error is not None
