@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlt.runtime.clock import SystemClock
-from rlt.runtime.config import EngineConfig
+from rlt.runtime.config import EngineConfig, SchedulerConfig
 from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import TokensProduced
 from rlt.runtime.executor import ThreadExecutor, build_executor
@@ -86,7 +86,9 @@ class Engine:
         self._executor = executor
         loops = executor.capabilities().geometry.num_depths
         self._exit = ExitSettings(threshold=1.0, min_loops=loops, max_loops=loops)
-        self._core = EngineCore(executor, chunk_tokens=CHUNK_TOKENS, clock=SystemClock())
+        self._core = EngineCore(
+            executor, SchedulerConfig(chunk_tokens=CHUNK_TOKENS), clock=SystemClock()
+        )
         self._generations = itertools.count(1)
 
     def decode(self, prompts: Tensor) -> tuple[float, list[list[int]]]:

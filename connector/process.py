@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from ..runtime.clock import SystemClock
+from ..runtime.config import SchedulerConfig
 from ..runtime.engine_core import EngineCore
 from ..runtime.errors import RltError, ServiceError, WorkerError
 from ..runtime.executor import ThreadExecutor, build_executor
@@ -63,7 +64,7 @@ class WorkerParts:
     def core(self, connector: SchedulerConnector) -> EngineCore:
         return EngineCore(
             self.executor,
-            chunk_tokens=self.config.engine.chunk_tokens,
+            SchedulerConfig.from_engine(self.config.engine),
             clock=self.clock,
             scheduler_connector=connector,
             worker_connector=self.connector,

@@ -27,6 +27,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_slots: int = 64  # rows that may execute at once
     num_receive_slots: int = 64
     chunk_tokens: int = 512  # prompt positions in one pass
+    token_budget: int | None = None  # prompt positions and decode rows in one mixed pass
+    prefill_passes: int = 1  # prompt passes between two loop passes, where they are not mixed
     threads: int | None = None
     max_positions: int | None = None
     layout: KVLayout = "last_exited"
@@ -46,14 +48,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("--num-blocks", self.num_blocks),
             ("--num-slots", self.num_slots),
             ("--chunk-tokens", self.chunk_tokens),
+            ("--prefill-passes", self.prefill_passes),
             ("--threads", self.threads),
             ("--max-positions", self.max_positions),
         ):
             _require(value is None or value >= 1, option + " must be at least 1, got {}", value)
+        for option, value in (
+            ("--num-receive-slots", self.num_receive_slots),
+            ("--snapshot-bytes", self.snapshot_bytes),
+            ("--random-head-seed", self.random_head_seed),
+        ):
+            _require(value >= 0, option + " must not be negative, got {}", value)
         _require(
-            self.num_receive_slots >= 0,
-            "--num-receive-slots must not be negative, got {}",
-            self.num_receive_slots,
+            self.token_budget is None or self.token_budget >= self.chunk_tokens,
+            "--token-budget must be at least --chunk-tokens ({1}), got {0}",
+            self.token_budget,
+            self.chunk_tokens,
+        )
+        _require(
+            0.0 <= self.watermark < 1.0,
+            "--watermark must be at least 0 and below 1, got {}",
+            self.watermark,
         )
         _require(
             0.0 < self.memory_fraction <= 1.0,
@@ -63,6 +78,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for option, text, allowed in (
             ("--dtype", self.dtype, ("auto", "float32", "bfloat16")),
             ("--device", self.device, ("auto", "cpu", "cuda")),
+            ("--layout", self.layout, ("last_exited", "shared")),
+            ("--admission", self.admission, ("full", "incremental")),
         ):
             _require(
                 text in allowed,
@@ -71,6 +88,40 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 ", ".join(allowed),
                 text,
             )
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an EngineConfig that decides what runs when.
+
+    max_in_flight: passes submitted and not yet collected; 1 is synchronous, 2 lets submission run
+    ahead of results. token_budget None bounds a mixed pass's prompt rows by chunk_tokens alone.
+    """
+
+    chunk_tokens: int
+    token_budget: int | None = None
+    prefill_passes: int = 1
+    max_in_flight: int = 1
+    refill: bool = True
+    mixed_batches: bool = True
+    prefix_cache: bool = False
+    admission: Literal["full", "incremental"] = "full"
+    watermark: float = 0.01
+    max_waiting: int = 1024
+
+    @staticmethod
+    def from_engine(config: EngineConfig, *, max_waiting: int = 1024) -> "SchedulerConfig":
+        return SchedulerConfig(
+            chunk_tokens=config.chunk_tokens,
+            token_budget=config.token_budget,
+            prefill_passes=config.prefill_passes,
+            max_in_flight=2 if config.async_scheduling else 1,
+            refill=config.refill,
+            mixed_batches=config.mixed_batches,
+            prefix_cache=config.prefix_cache,
+            admission=config.admission,
+            watermark=config.watermark,
+            max_waiting=max_waiting,
+        )
 
 
 def _require(holds: bool, message: str, *values: object) -> None:

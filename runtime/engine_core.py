@@ -1,10 +1,11 @@
 """One engine: a Scheduler, an Executor, on P and D both halves of a connector, and their order.
 
 Owns nothing but that order; runs on its driver's thread and never blocks.
-step(): results in, next pass submitted, transfers heard, new WRITEs posted; so the compute thread
+step(): results in, next passes submitted, transfers heard, new WRITEs posted; so the compute thread
 never waits for a transfer.
 """
 
+from .config import SchedulerConfig
 from .errors import ProtocolError
 from .events import EngineEvent, Refuse, Reservation, Wait
 from .interfaces import Clock, Executor, SchedulerConnector, WorkerConnector
@@ -18,12 +19,11 @@ class EngineCore:
     def __init__(
         self,
         executor: Executor,
+        config: SchedulerConfig,
         *,
-        chunk_tokens: int,
         clock: Clock,
         scheduler_connector: SchedulerConnector | None = None,
         worker_connector: WorkerConnector | None = None,
-        max_waiting: int = 1024,
     ) -> None:
         if (scheduler_connector is None) != (worker_connector is None):
             raise ProtocolError("an engine has both halves of a connector or none")
@@ -32,14 +32,13 @@ class EngineCore:
         self._connector = scheduler_connector
         self._transfers = worker_connector
         self._scheduler = Scheduler(
+            config,
             kv=KVManager(num_blocks=limits.num_blocks, geometry=capabilities.geometry),
             slots=executor,
             geometry=capabilities.geometry,
             limits=limits,
             eos_token_ids=capabilities.model.eos_token_ids,
             clock=clock,
-            chunk_tokens=chunk_tokens,
-            max_waiting=max_waiting,
         )
 
     def add_local(self, request: EngineRequest) -> None:
@@ -95,8 +94,7 @@ class EngineCore:
                     admitted.tables,
                     self._executor.export_hidden(admitted.generation),
                 )
-        plan = self._scheduler.schedule()
-        if plan is not None:
+        while (plan := self._scheduler.schedule()) is not None:
             self._executor.submit(plan)
 
     def _post_finished_ranges(self) -> None:

@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 from .clock import SystemClock
-from .config import EngineConfig
+from .config import EngineConfig, SchedulerConfig
 from .engine_core import EngineCore
 from .engine_thread import EngineThread
 from .errors import (
@@ -54,12 +54,11 @@ class LocalEngine:
         capabilities, limits = executor.capabilities(), executor.admission_limits()
         geometry = capabilities.geometry
         self._model = capabilities.model
-        self._pool_tokens = limits.num_blocks // geometry.num_depths * geometry.block_size
+        self._pool_tokens = limits.num_blocks // geometry.num_planes * geometry.block_size
         self._core = EngineCore(
             executor,
-            chunk_tokens=config.chunk_tokens,
+            SchedulerConfig.from_engine(config, max_waiting=max_waiting),
             clock=self._clock,
-            max_waiting=max_waiting,
         )
         self._lock = threading.Lock()  # guards the four below
         self._streams: dict[Generation, LocalStream] = {}

@@ -21,9 +21,10 @@ from .plans import (
     SampledToken,
     SchedulerOutput,
 )
-from .request import Chunk, Exited, Phase, Request, Role
+from .progress import Progress
+from .request import Phase, Request, Role
 from .request_book import RequestBook, Slots
-from .types import Generation, Stamp, TokenRange
+from .types import Generation, KVGeometry, Stamp, TokenRange
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +46,8 @@ class PassResults:
         slots: Slots,
         clock: Clock,
         eos_token_ids: tuple[int, ...],
-        num_loops: int,
+        geometry: KVGeometry,
+        progress: Progress,
         counters: Counters,
     ) -> None:
         self._book = book
@@ -53,7 +55,8 @@ class PassResults:
         self._slots = slots
         self._clock = clock
         self._eos_token_ids = eos_token_ids
-        self._num_loops = num_loops
+        self._geometry = geometry
+        self._progress = progress
         self._counters = counters
         self._ranges_to_send: list[FinishedRange] = []
 
@@ -62,7 +65,10 @@ class PassResults:
         return ranges
 
     def apply(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        """The pass is no longer in flight: end its leases, then apply each result once."""
+        """The pass is no longer in flight: end its leases, then apply each result once.
+
+        A request that has ended meanwhile gets nothing: what ran for it is dropped and counted.
+        """
         running = self._end_pass(plan)
         if output.error is not None:
             self._counters.failed_passes += 1
@@ -92,8 +98,7 @@ class PassResults:
         answered: set[Generation] = set()
         waiting = dict(running)
         for row in plan.prelude:  # a prelude row has no result of its own
-            if (request := waiting.pop(row.generation, None)) is not None:
-                self._book.move(request, Phase.NEEDS_LOOP)
+            if waiting.pop(row.generation, None) is not None:
                 answered.add(row.generation)
         prompts = {row.generation: row for row in plan.prefill}
         for finished in output.finished_ranges:
@@ -145,38 +150,36 @@ class PassResults:
         return request
 
     def _on_range(self, request: Request, row: PrefillRow, finished: FinishedRange) -> None:
-        self._kv.mark_valid(request.generation, row.depth, row.range)
         if row.depth == 0:
             request.prefill_tokens += len(row.range)
             self._counters.prefill_tokens += len(row.range)
-        if request.role is Role.PREFILL:
-            self._ranges_to_send.append(finished)
-        if not row.last_loop:
-            request.chunk = Chunk(row.range, row.depth + 1)
-            return
-        request.chunk, request.prompt_done = None, row.range.stop
+        if self._geometry.layout == "last_exited" or row.last_loop:
+            self._on_plane_written(request, row, finished)
         if row.keep_hidden:
-            self._on_prompt_done(request, finished.at_s)
+            request.stamps.append(Stamp("prefill_done", finished.at_s))
+            if request.role is Role.PREFILL:
+                self._book.move(request, Phase.SENDING)
+                self._book.emit(PrefillFinished(request.generation, tuple(request.stamps)))
 
-    def _on_prompt_done(self, request: Request, at_s: float) -> None:
-        request.stamps.append(Stamp("prefill_done", at_s))
+    def _on_plane_written(self, request: Request, row: PrefillRow, finished: FinishedRange) -> None:
+        """No later loop changes this plane's K/V of these positions."""
+        plane = self._geometry.plane(row.depth)
+        self._kv.mark_valid(request.generation, plane, row.range)
         if request.role is Role.PREFILL:
-            self._book.move(request, Phase.SENDING)
-            self._book.emit(PrefillFinished(request.generation, tuple(request.stamps)))
-        else:
-            self._book.move(request, Phase.NEEDS_CODA)
+            self._ranges_to_send.append(
+                FinishedRange(
+                    request.generation, plane, row.range, finished.hidden_ready, finished.at_s
+                )
+            )
 
     def _on_loop(self, request: Request, row: LoopRow, score: float | None) -> None:
-        span = TokenRange(row.position, row.position + 1)
-        self._kv.mark_valid(request.generation, row.depth, span)
+        if self._geometry.layout == "last_exited":
+            span = TokenRange(row.position, row.position + 1)
+            self._kv.mark_valid(request.generation, row.depth, span)
         request.recurrent_loops += 1
         self._counters.recurrent_loops += 1
-        request.loops_done = loops = row.depth + 1
-        if not request.policy.exits_after(loops, score):
-            return
-        if loops < self._num_loops and not request.next_output_is_last:
-            request.exited = Exited(row.position, loops)
-        self._book.move(request, Phase.NEEDS_CODA)
+        if score is not None:
+            self._progress.scored(request, row, score)
 
     def _on_token(
         self, request: Request, row: CodaRow, sampled: SampledToken, finalized: bool
@@ -184,9 +187,8 @@ class PassResults:
         if request.receive_slot is not None:
             self._slots.end_receive(request.generation)
             request.receive_slot = None
-        if finalized and request.exited is not None:
-            self._mark_finalized(request, request.exited)
-        exit_depth = request.loops_done if row.output_index else self._num_loops
+        if row.output_index:
+            self._on_exit(request, row, finalized)
         request.outputs.append(sampled.token)
         self._counters.output_tokens += 1
         finish = request.finish_reason(self._eos_token_ids)
@@ -195,7 +197,7 @@ class PassResults:
                 generation=request.generation,
                 start_index=row.output_index,
                 token_ids=(sampled.token,),
-                exit_depths=(exit_depth,),
+                exit_depths=(row.exit_depth,),
                 logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
                 finish_reason=finish,
             )
@@ -203,13 +205,13 @@ class PassResults:
         if finish is not None:
             request.completed = True
             self._book.let_go(request)
-            return
-        request.loops_done = 0
-        request.policy.start_token(len(request.outputs))
-        self._book.move(request, Phase.NEEDS_PRELUDE)
 
-    def _mark_finalized(self, request: Request, exited: Exited) -> None:
-        span = TokenRange(exited.position, exited.position + 1)
-        for depth in range(exited.exit_depth, self._num_loops):
-            self._kv.mark_valid(request.generation, depth, span)
-        request.exited = None
+    def _on_exit(self, request: Request, row: CodaRow, finalized: bool) -> None:
+        """The position that the token ran at stands in every plane that a later token reads."""
+        position = len(request.spec.prompt) + row.output_index - 1
+        span = TokenRange(position, position + 1)
+        if self._geometry.layout == "shared":
+            self._kv.mark_valid(request.generation, 0, span)
+        elif finalized:
+            for depth in range(row.exit_depth, self._geometry.num_depths):
+                self._kv.mark_valid(request.generation, depth, span)

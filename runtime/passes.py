@@ -14,120 +14,130 @@ from .plans import (
     PrefillRow,
     PreludeRow,
     SchedulerOutput,
-    Stage,
 )
-from .request import Chunk, Phase, Request
-from .types import Generation
+from .request import Chunk, Request
+from .types import Generation, KVGeometry
 
-
-def choose_stage(requests: Iterable[Request], prefill_turn: bool) -> Stage | None:
-    """CODA before PRELUDE before RECURRENT; a prompt chunk gets its turn between two loop passes.
-
-    prefill_turn: a loop pass ran since the last prompt chunk.
-    """
-    phases = {request.phase for request in requests}
-    if Phase.NEEDS_CODA in phases:
-        return Stage.CODA
-    if Phase.NEEDS_PRELUDE in phases:
-        return Stage.PRELUDE
-    if Phase.PREFILLING in phases and (prefill_turn or Phase.NEEDS_LOOP not in phases):
-        return Stage.PREFILL
-    return Stage.RECURRENT if Phase.NEEDS_LOOP in phases else None
+MAX_PASSED_OVER = 8
 
 
 def prefill_rows(
-    requests: Iterable[Request], kv: KVManager, *, chunk_tokens: int, num_loops: int
+    requests: Iterable[Request],
+    kv: KVManager,
+    geometry: KVGeometry,
+    *,
+    chunk_tokens: int,
+    budget: int,
 ) -> tuple[PrefillRow, ...]:
-    """One loop of as many chunks as fit the token budget, first come first served.
+    """One loop of as many chunks as fit the token budget, by priority and then in order.
 
     A chunk is never cut to what is left of the budget, so its bounds do not depend on its
-    neighbours; the first one always fits.
+    neighbours; the first one always fits, and who was passed over too often goes first. Layout
+    shared reads the last executed version at every depth, so there a chunk is one position.
     """
-    budget = chunk_tokens
+    size = chunk_tokens if geometry.layout == "last_exited" else 1
     rows: list[PrefillRow] = []
-    for request in requests:
-        if request.phase is Phase.PREFILLING:
-            chunk = request.next_chunk(chunk_tokens)
-            if len(chunk.range) <= budget:
-                budget -= len(chunk.range)
-                rows.append(_prefill_row(request, chunk, kv, num_loops))
+    for request in sorted(requests, key=_turn):
+        chunk = request.next_chunk(size)
+        if len(chunk.range) <= budget:
+            budget -= len(chunk.range)
+            rows.append(_prefill_row(request, chunk, kv, geometry))
         if budget <= 0:
             break
     return tuple(rows)
 
 
-def _prefill_row(request: Request, chunk: Chunk, kv: KVManager, num_loops: int) -> PrefillRow:
+def _turn(request: Request) -> tuple[bool, int]:
+    return request.passed_over < MAX_PASSED_OVER, request.spec.priority
+
+
+def _prefill_row(request: Request, chunk: Chunk, kv: KVManager, geometry: KVGeometry) -> PrefillRow:
     span = chunk.range
-    last_loop = chunk.depth == num_loops - 1
+    last_loop = chunk.depth == geometry.num_depths - 1
     return PrefillRow(
         generation=request.generation,
         slot=_slot(request),
         depth=chunk.depth,
         range=span,
         tokens=request.spec.prompt[span.start : span.stop] if chunk.depth == 0 else (),
-        blocks=kv.plane_row(request.generation, chunk.depth, span.stop),
+        blocks=kv.plane_row(request.generation, geometry.plane(chunk.depth), span.stop),
         last_loop=last_loop,
         keep_hidden=last_loop and span.stop == len(request.spec.prompt),
     )
 
 
 def prelude_rows(requests: Sequence[Request]) -> tuple[PreludeRow, ...]:
+    """The token is given where it is known here; else it is on the device."""
     return tuple(
         PreludeRow(
             generation=request.generation,
             slot=_slot(request),
-            token=request.outputs[-1],
-            output_index=len(request.outputs),
+            token=request.outputs[-1] if len(request.outputs) == request.next_output else None,
+            output_index=request.next_output,
         )
         for request in requests
     )
 
 
-def loop_rows(requests: Sequence[Request], kv: KVManager) -> tuple[LoopRow, ...]:
-    return tuple(
-        LoopRow(
-            generation=request.generation,
-            slot=_slot(request),
-            position=request.position,
-            depth=request.loops_done,
-            blocks=kv.plane_row(request.generation, request.loops_done, request.position + 1),
-            want_score=request.policy.wants_score(request.loops_done + 1),
-        )
-        for request in requests
+def loop_rows(
+    requests: Sequence[Request], kv: KVManager, geometry: KVGeometry
+) -> tuple[LoopRow, ...]:
+    return tuple(_loop_row(request, kv, geometry) for request in requests)
+
+
+def _loop_row(request: Request, kv: KVManager, geometry: KVGeometry) -> LoopRow:
+    depth, position = request.loops, request.position
+    want_score = request.policy.wants_score(depth + 1)
+    return LoopRow(
+        generation=request.generation,
+        slot=_slot(request),
+        position=position,
+        depth=depth,
+        blocks=kv.plane_row(request.generation, geometry.plane(depth), position + 1),
+        want_score=want_score,
+        random_head=want_score and request.spec.exit.mode == "random_lookahead",
     )
 
 
-def coda_rows(requests: Sequence[Request]) -> tuple[CodaRow, ...]:
-    """The first output of a received prompt is read from its receive slot."""
+def coda_rows(
+    requests: Sequence[Request], *, num_loops: int, keep_tokens: bool
+) -> tuple[CodaRow, ...]:
+    """The first output of a received prompt is read from its receive slot; output 0 ran all loops.
+
+    keep_tokens: a PRELUDE may be submitted before the token is known here.
+    """
     return tuple(
         CodaRow(
             generation=request.generation,
             hidden_slot=_slot(request) if request.receive_slot is None else request.receive_slot,
-            output_index=len(request.outputs),
+            output_index=request.next_output,
             sampling=request.spec.sampling,
+            keep_slot=(_slot(request) if keep_tokens and not request.next_output_is_last else None),
+            exit_depth=request.loops if request.next_output else num_loops,
         )
         for request in requests
     )
 
 
 def finalize_rows(
-    requests: Sequence[Request], kv: KVManager, *, block_size: int, num_loops: int
+    requests: Sequence[Request], kv: KVManager, geometry: KVGeometry
 ) -> tuple[FinalizeRow, ...]:
     """Fill the deeper planes of positions whose token exited early, before anything reads them."""
     rows: list[FinalizeRow] = []
     for request in requests:
-        if request.exited is None:
+        exit_depth = request.loops
+        if not request.next_output or request.next_output_is_last:
             continue
-        column, offset = divmod(request.exited.position, block_size)
+        if exit_depth >= geometry.num_planes:
+            continue
+        column, offset = divmod(request.position, geometry.block_size)
         tables = kv.allocation(request.generation).tables
         rows.append(
             FinalizeRow(
                 generation=request.generation,
                 offset=offset,
-                source=tables[request.exited.exit_depth - 1][column],
-                targets=tuple(
-                    tables[depth][column] for depth in range(request.exited.exit_depth, num_loops)
-                ),
+                source=tables[exit_depth - 1][column],
+                targets=tuple(table[column] for table in tables[exit_depth:]),
             )
         )
     return tuple(rows)

@@ -1,7 +1,8 @@
-"""One request as the scheduler knows it: its phase, how far its prompt and its loops have come.
+"""One request as the scheduler knows it: its phase, what was submitted of it, what came back.
 
 Written by the scheduler alone and never handed out: other parts get frozen plans and events.
-A phase changes only along MOVES; facts (slots, the pass in flight, leases) are kept beside it.
+While it executes, its phase says what is to be SUBMITTED next (progress.py moves it on), and may be
+ahead of what was APPLIED (pass_results.py). A phase changes only along MOVES.
 """
 
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ class Phase(StrEnum):
     NEEDS_CODA = "needs_coda"
     NEEDS_PRELUDE = "needs_prelude"
     NEEDS_LOOP = "needs_loop"
+    AWAITS_SCORE = "awaits_score"  # a submitted loop's score decides what follows
+    AWAITS_RESULT = "awaits_result"  # everything of it was submitted; the last result is to come
     CANCELLING = "cancelling"  # over, but a pass or a peer may still touch its memory
     ENDED = "ended"
 
@@ -37,30 +40,25 @@ class Phase(StrEnum):
 _OVER = {Phase.CANCELLING, Phase.ENDED}
 MOVES: dict[Phase, set[Phase]] = {
     Phase.WAITING: {Phase.PREFILLING, Phase.ENDED},
-    Phase.PREFILLING: {Phase.NEEDS_CODA, Phase.SENDING} | _OVER,
+    Phase.PREFILLING: {Phase.NEEDS_CODA, Phase.AWAITS_RESULT} | _OVER,
     Phase.SENDING: _OVER,
     Phase.RECEIVING: {Phase.RECEIVED} | _OVER,
     Phase.RECEIVED: {Phase.NEEDS_CODA} | _OVER,
-    Phase.NEEDS_CODA: {Phase.NEEDS_PRELUDE} | _OVER,
+    Phase.NEEDS_CODA: {Phase.NEEDS_PRELUDE, Phase.AWAITS_RESULT} | _OVER,
     Phase.NEEDS_PRELUDE: {Phase.NEEDS_LOOP} | _OVER,
-    Phase.NEEDS_LOOP: {Phase.NEEDS_CODA} | _OVER,
+    Phase.NEEDS_LOOP: {Phase.NEEDS_CODA, Phase.AWAITS_SCORE} | _OVER,
+    Phase.AWAITS_SCORE: {Phase.NEEDS_LOOP, Phase.NEEDS_CODA} | _OVER,
+    Phase.AWAITS_RESULT: {Phase.SENDING} | _OVER,
     Phase.CANCELLING: {Phase.ENDED},
     Phase.ENDED: set(),
 }
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """The prompt chunk being computed and the depth that its next loop writes."""
+    """A prompt chunk whose loops are being submitted, and the depth of the next one."""
 
     range: TokenRange
     depth: int
-
-
-class Exited(msgspec.Struct, frozen=True):
-    """A position whose token left the loop early: deeper planes still lack its K/V."""
-
-    position: int
-    exit_depth: int
 
 
 @dataclass(slots=True)
@@ -73,15 +71,18 @@ class Request:
     reservation: Reservation | None = None  # D: the answer to every Reserve of this generation
     withdrawn: bool = False  # its slots may still be touched by a peer: never given back
     completed: bool = False  # it produced its last output
+    # Submitted.
     chunk: Chunk | None = None
-    prompt_done: int = 0  # positions that ran all R loops
+    prompt_submitted: int = 0  # positions whose every loop was submitted, or that need none
+    passed_over: int = 0  # prompt passes that had no room for it, since it last took part
+    next_output: int = 0  # what the work to be submitted next leads to
+    loops: int = 0  # of the token that leads to next_output
+    policy: ExitPolicy = field(init=False)
+    # Applied.
     outputs: list[int] = field(default_factory=list)
-    loops_done: int = 0  # of the token that is looping
-    exited: Exited | None = None
     stamps: list[Stamp] = field(default_factory=list)
     prefill_tokens: int = 0
     recurrent_loops: int = 0
-    policy: ExitPolicy = field(init=False)
 
     def __post_init__(self) -> None:
         self.policy = exit_policy_for(self.spec.exit)
@@ -92,8 +93,8 @@ class Request:
 
     @property
     def position(self) -> int:
-        """Where the last sampled token enters KV while it loops."""
-        return len(self.spec.prompt) + len(self.outputs) - 1
+        """Where the token that leads to next_output enters KV while it loops."""
+        return len(self.spec.prompt) + self.next_output - 1
 
     @property
     def over(self) -> bool:
@@ -101,7 +102,7 @@ class Request:
 
     @property
     def next_output_is_last(self) -> bool:
-        return len(self.outputs) + 1 >= self.spec.sampling.max_tokens
+        return self.next_output + 1 >= self.spec.sampling.max_tokens
 
     def move(self, to: Phase) -> None:
         if to not in MOVES[self.phase]:
@@ -114,8 +115,8 @@ class Request:
         """The chunk under way, or the next one. Its bounds depend on nobody else's work."""
         if self.chunk is not None:
             return self.chunk
-        stop = min(self.prompt_done + chunk_tokens, len(self.spec.prompt))
-        return Chunk(TokenRange(self.prompt_done, stop), 0)
+        stop = min(self.prompt_submitted + chunk_tokens, len(self.spec.prompt))
+        return Chunk(TokenRange(self.prompt_submitted, stop), 0)
 
     def finish_reason(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
         """Why the last output ends the request, or None."""

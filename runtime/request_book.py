@@ -12,11 +12,17 @@ from .errors import InvariantBroken, ProtocolError
 from .events import EngineEvent, Released, RequestFailed
 from .interfaces import Capacity
 from .kv_manager import KVManager, Lease
-from .request import Phase, Request
+from .request import Phase, Request, Role
 from .story import Story
 from .types import Generation
 
-EXECUTING = frozenset({Phase.PREFILLING, Phase.NEEDS_CODA, Phase.NEEDS_PRELUDE, Phase.NEEDS_LOOP})
+DECODING = frozenset(
+    {
+        *(Phase.NEEDS_CODA, Phase.NEEDS_PRELUDE, Phase.NEEDS_LOOP),
+        *(Phase.AWAITS_SCORE, Phase.AWAITS_RESULT),
+    }
+)
+EXECUTING = DECODING | {Phase.PREFILLING}
 
 
 class Slots(Protocol):
@@ -143,15 +149,22 @@ def _agrees(request: Request, leases: frozenset[Lease]) -> bool:
         case Phase.WAITING:
             return not leases and request.slot is None
         case Phase.PREFILLING | Phase.SENDING:
-            sends = request.slot is not None and Lease.OWNER in leases
-            return sends and (Lease.SEND in leases) == (request.role.value == "prefill")
+            return request.slot is not None and leases - {Lease.PASS} == _held(request)
         case Phase.RECEIVING:
             return leases == {Lease.OWNER, Lease.RECEIVE} and request.receive_slot is not None
         case Phase.RECEIVED:
             return leases == {Lease.OWNER} and request.receive_slot is not None
         case Phase.NEEDS_CODA | Phase.NEEDS_PRELUDE | Phase.NEEDS_LOOP:
             return leases - {Lease.PASS} == {Lease.OWNER} and request.slot is not None
+        case Phase.AWAITS_SCORE | Phase.AWAITS_RESULT:
+            return leases == _held(request) | {Lease.PASS} and request.slot is not None
         case Phase.CANCELLING:
             return bool(leases - {Lease.QUARANTINE}) and Lease.OWNER not in leases
         case Phase.ENDED:
             return False
+
+
+def _held(request: Request) -> frozenset[Lease]:
+    """What a request that executes holds whether or not a pass is in flight."""
+    sends = request.role is Role.PREFILL
+    return frozenset({Lease.OWNER, Lease.SEND} if sends else {Lease.OWNER})

@@ -2,14 +2,16 @@
 
 schedule() turns requests into a frozen plan; update_from_output() is the only way a result or a
 handoff event changes a request. Never touches a tensor, a socket or a thread.
-One pass is in flight at a time; a result that no planned row asked for is dropped and counted.
+Passes in flight are bounded and their results applied in order of sequence; a result that no row
+asked for is dropped and counted.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import fields
 from typing import assert_never
 
 from .admission import MAX_BYPASS, WaitingQueue
+from .config import SchedulerConfig
 from .errors import InvariantBroken
 from .events import EngineEvent, Refuse, Reservation, Wait
 from .handoff_results import HandoffResults
@@ -18,7 +20,6 @@ from .interfaces import AdmissionLimits, Clock, HandoffEvent, Quarantined
 from .kv_manager import KVManager, Lease
 from .pass_results import Counters, PassResults
 from .passes import (
-    choose_stage,
     coda_rows,
     finalize_rows,
     generations,
@@ -26,15 +27,18 @@ from .passes import (
     prefill_rows,
     prelude_rows,
 )
-from .plans import FinishedRange, ModelRunnerOutput, SchedulerOutput, Stage
-from .request import Phase, Request, Role
+from .plans import FinishedRange, ModelRunnerOutput, PrefillRow, SchedulerOutput, Stage
+from .progress import Progress
+from .request import Phase, Role
 from .request_book import RequestBook, Slots
+from .turns import Ready, Turns, by_phase
 from .types import EngineRequest, Generation, KVGeometry
 
 
 class Scheduler:
     def __init__(
         self,
+        config: SchedulerConfig,
         *,
         kv: KVManager,
         slots: Slots,
@@ -42,15 +46,13 @@ class Scheduler:
         limits: AdmissionLimits,
         eos_token_ids: tuple[int, ...],
         clock: Clock,
-        chunk_tokens: int,
-        max_waiting: int,
         max_bypass: int = MAX_BYPASS,
     ) -> None:
+        self._config = config
         self._kv = kv
         self._slots = slots
         self._geometry = geometry
         self._limits = limits
-        self._chunk_tokens = chunk_tokens
         self._book = RequestBook(kv, slots)
         self._intake = Intake(
             book=self._book,
@@ -58,11 +60,12 @@ class Scheduler:
             slots=slots,
             clock=clock,
             max_positions=limits.max_positions,
-            waiting=WaitingQueue(max_waiting, max_bypass),
+            waiting=WaitingQueue(config.max_waiting, max_bypass),
         )
-        self._in_flight: SchedulerOutput | None = None
+        self._in_flight: deque[SchedulerOutput] = deque()
         self._sequence = 0
-        self._prefill_turn = True
+        self._turns = Turns(config)
+        self._progress = Progress(self._book)
         self._counters = Counters()
         self._handoff = HandoffResults(book=self._book, kv=kv, received=self._intake.received)
         self._results = PassResults(
@@ -71,7 +74,8 @@ class Scheduler:
             slots=slots,
             clock=clock,
             eos_token_ids=eos_token_ids,
-            num_loops=geometry.num_depths,
+            geometry=geometry,
+            progress=self._progress,
             counters=self._counters,
         )
 
@@ -99,47 +103,65 @@ class Scheduler:
     # What runs.
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next pass, or None: one is in flight, or nothing can run."""
-        if self._in_flight is not None:
+        """The next pass, or None: enough are in flight, or nothing can run now.
+
+        Whoever was planned is moved past it at once: the pass counts as submitted.
+        """
+        if len(self._in_flight) >= self._config.max_in_flight:
             return None
-        stage = choose_stage(self._book.executing(), self._prefill_turn)
+        ready = by_phase(self._book.executing())
+        stage = self._turns.choose(ready, ahead=bool(self._in_flight))
         if stage is None:
             return None
         self._sequence += 1
-        plan = self._plan(stage)
+        plan = self._plan(stage, ready)
         for generation in generations(plan):
             self._kv.lease(generation, Lease.PASS)
-        self._in_flight = plan
+        self._progress.submitted(plan)
+        self._turns.ran(stage)
+        self._in_flight.append(plan)
         self._counters.passes += 1
         return plan
 
-    def _plan(self, stage: Stage) -> SchedulerOutput:
-        sequence, kv, loops = self._sequence, self._kv, self._geometry.num_depths
+    def _plan(self, stage: Stage, ready: Ready) -> SchedulerOutput:
+        sequence, kv, geometry = self._sequence, self._kv, self._geometry
         match stage:
             case Stage.PREFILL:
-                self._prefill_turn = False
-                prompts = self._book.executing()
-                rows = prefill_rows(prompts, kv, chunk_tokens=self._chunk_tokens, num_loops=loops)
-                return SchedulerOutput(sequence=sequence, stage=stage, prefill=rows)
+                return SchedulerOutput(sequence=sequence, stage=stage, prefill=self._prompts(ready))
             case Stage.PRELUDE:
-                ready = self._in_phase(Phase.NEEDS_PRELUDE)
-                return SchedulerOutput(sequence=sequence, stage=stage, prelude=prelude_rows(ready))
+                rows = prelude_rows(ready[Phase.NEEDS_PRELUDE])
+                return SchedulerOutput(sequence=sequence, stage=stage, prelude=rows)
             case Stage.RECURRENT:
-                self._prefill_turn = True
-                ready = self._in_phase(Phase.NEEDS_LOOP)
-                return SchedulerOutput(sequence=sequence, stage=stage, loops=loop_rows(ready, kv))
-            case Stage.CODA:
-                ready = self._in_phase(Phase.NEEDS_CODA)
-                size = self._geometry.block_size
-                finalize = finalize_rows(ready, kv, block_size=size, num_loops=loops)
-                return SchedulerOutput(
-                    sequence=sequence, stage=stage, finalize=finalize, coda=coda_rows(ready)
+                loops = loop_rows(ready[Phase.NEEDS_LOOP], kv, geometry)
+                prefill = (
+                    self._prompts(ready, beside=len(loops)) if self._turns.mixes(ready) else ()
                 )
+                return SchedulerOutput(sequence=sequence, stage=stage, loops=loops, prefill=prefill)
+            case Stage.CODA:
+                exited = ready[Phase.NEEDS_CODA]
+                ahead = self._config.max_in_flight > 1
+                return SchedulerOutput(
+                    sequence=sequence,
+                    stage=stage,
+                    finalize=finalize_rows(exited, kv, geometry),
+                    coda=coda_rows(exited, num_loops=geometry.num_depths, keep_tokens=ahead),
+                )
+            case Stage.VERIFY:
+                raise InvariantBroken("a VERIFY pass is not the scheduler's to plan")
             case _:
                 assert_never(stage)
 
-    def _in_phase(self, phase: Phase) -> list[Request]:
-        return [request for request in self._book.executing() if request.phase is phase]
+    def _prompts(self, ready: Ready, beside: int = 0) -> tuple[PrefillRow, ...]:
+        """beside: decode rows that share the pass's token budget."""
+        config, prompts = self._config, ready[Phase.PREFILLING]
+        budget = config.chunk_tokens
+        if config.token_budget is not None:
+            budget = min(budget, config.token_budget - beside)
+        for request in prompts:
+            request.passed_over += 1  # set to 0 again for those that take part
+        return prefill_rows(
+            prompts, self._kv, self._geometry, chunk_tokens=config.chunk_tokens, budget=budget
+        )
 
     # What came out.
 
@@ -148,11 +170,10 @@ class Scheduler:
             self._handoff.apply(output)
             if isinstance(output, Quarantined):
                 self._intake.fail_hopeless()
-        elif self._in_flight is None or self._in_flight.sequence != output.sequence:
+        elif not self._in_flight or self._in_flight[0].sequence != output.sequence:
             self._counters.dropped_results += _result_count(output)
         else:
-            plan, self._in_flight = self._in_flight, None
-            self._results.apply(plan, output)
+            self._results.apply(self._in_flight.popleft(), output)
         return self._book.take_events()
 
     def take_events(self) -> list[EngineEvent]:
@@ -190,7 +211,7 @@ class Scheduler:
         self._kv.check()
         self._book.check()
         self._check_slots()
-        flying = set(generations(self._in_flight)) if self._in_flight else set()
+        flying = {generation for plan in self._in_flight for generation in generations(plan)}
         for request in self._book.live():
             if (Lease.PASS in self._kv.leases(request.generation)) != (
                 request.generation in flying

@@ -1,7 +1,9 @@
 """Requests and drivers that several tests of the engine share."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from rlt.runtime.config import SchedulerConfig
 from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import EngineEvent, Released, RequestFailed, TokensProduced
 from rlt.runtime.types import EngineRequest, ExitSettings, FinishReason, Generation, SamplingParams
@@ -32,9 +34,14 @@ def engine_request(
 
 
 def local_core(
-    executor: SimulatedExecutor, *, chunk_tokens: int = 4, max_waiting: int = 1024
+    executor: SimulatedExecutor,
+    *,
+    chunk_tokens: int = 4,
+    mixed_batches: bool = False,
+    **more: Any,
 ) -> EngineCore:
-    return EngineCore(executor, chunk_tokens=chunk_tokens, clock=Clock(), max_waiting=max_waiting)
+    config = SchedulerConfig(chunk_tokens=chunk_tokens, mixed_batches=mixed_batches, **more)
+    return EngineCore(executor, config, clock=Clock())
 
 
 def drain(core: EngineCore, limit: int = 5000) -> list[EngineEvent]:

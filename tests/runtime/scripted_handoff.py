@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Sequence
 
+from rlt.runtime.config import SchedulerConfig
 from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import EngineEvent, Refuse, Reservation, Wait
 from rlt.runtime.interfaces import (
@@ -94,7 +95,12 @@ class ScriptedWorkerConnector:
 class Side:
     """One engine with its executor and its scripted connector."""
 
-    def __init__(self, executor: SimulatedExecutor, chunk_tokens: int = 4) -> None:
+    def __init__(
+        self,
+        executor: SimulatedExecutor,
+        chunk_tokens: int = 4,
+        config: SchedulerConfig | None = None,
+    ) -> None:
         self.executor = executor
         self.block_size = executor.capabilities().geometry.block_size
         self.connector = ScriptedSchedulerConnector(self.block_size)
@@ -102,7 +108,7 @@ class Side:
         self.events: list[EngineEvent] = []
         self.core = EngineCore(
             executor,
-            chunk_tokens=chunk_tokens,
+            config or SchedulerConfig(chunk_tokens=chunk_tokens),
             clock=Clock(),
             scheduler_connector=self.connector,
             worker_connector=self.transfers,

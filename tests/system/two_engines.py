@@ -17,7 +17,7 @@ from rlt.connector.sender import Sender
 from rlt.connector.transport import Transport
 from rlt.connector.worker_connector import WorkerConnector
 from rlt.runtime.clock import SystemClock
-from rlt.runtime.config import EngineConfig
+from rlt.runtime.config import EngineConfig, SchedulerConfig
 from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import EngineEvent, Received, Released, Reservation, TokensProduced
 from rlt.runtime.executor import build_executor
@@ -54,12 +54,12 @@ class Side:
             max_inflight_bytes=1 << 28,
             transfer_timeout_s=30.0,
         )
-        self.chunk_tokens = settings.chunk_tokens
+        self.settings = settings
 
     def core(self, connector: Sender | Receiver) -> EngineCore:
         return EngineCore(
             self.executor,
-            chunk_tokens=self.chunk_tokens,
+            SchedulerConfig.from_engine(self.settings),
             clock=self.clock,
             scheduler_connector=connector,
             worker_connector=self.connector,
