@@ -12,6 +12,7 @@ import msgspec
 from ..runtime.errors import InvalidRequest, error_from
 from ..runtime.interfaces import ChatMessage, Delta, GenerateRequest
 from ..runtime.types import (
+    ExitMode,
     ExitParams,
     FinishReason,
     RequestId,
@@ -48,9 +49,12 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     logprobs: int | None
+    exit_mode: ExitMode | None
+    trace: Sequence[int] | None
     exit_threshold: float | None
     min_loops: int | None
     max_loops: int | None
+    priority: int | None
     deadline_s: float | None
     request_id: str | None
 
@@ -60,8 +64,9 @@ def make_request(prompt: Prompt, options: GenerateOptions) -> GenerateRequest:
     if unknown:
         raise TypeError(f"generate() knows no option {unknown[0]!r}")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if "stop_token_ids" in given:
-        given["stop_token_ids"] = tuple(given["stop_token_ids"])
+    for name in ("stop_token_ids", "trace"):
+        if name in given:
+            given[name] = tuple(given[name])
 
     def some(kind: type[msgspec.Struct]) -> dict[str, Any]:
         return {name: given[name] for name in kind.__struct_fields__ if name in given}
@@ -70,6 +75,7 @@ def make_request(prompt: Prompt, options: GenerateOptions) -> GenerateRequest:
         request_id=RequestId(given.get("request_id", uuid.uuid4().hex)),
         sampling=SamplingParams(**some(SamplingParams)),
         exit=ExitParams(**some(ExitParams)),
+        priority=given.get("priority", 0),
         deadline_s=given.get("deadline_s"),
         **_prompt_fields(prompt),
     )

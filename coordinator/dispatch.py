@@ -64,8 +64,10 @@ class Dispatcher:
         choice = self._choose(request)
         if isinstance(choice, Refuse):
             raise error_from(choice.code, choice.reason)
-        self._line.append(request)
-        self._first_new = self._first_new or request
+        if self._line.add(request):
+            self._first_new = self._first_new or request
+        else:
+            self._offered_at = None  # it passed some: offer everything anew
 
     def put_back(self, request: Request, worker: str, code: str, reason: str) -> None:
         """Its pair refused it. It goes on with the others, if there are any."""

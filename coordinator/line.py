@@ -1,7 +1,8 @@
 """The bounded line of requests that wait for a pair.
 
-First come, first served, except that a request which cannot start yet may be passed by younger
-ones a bounded number of times. Owns the order and the passes; decides nothing about pairs.
+A lower priority number goes first; within one number it is first come, first served, except that a
+request which cannot start yet may be passed by later ones a bounded number of times. Owns the order
+and the passes; decides nothing about pairs.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,12 +30,23 @@ class WaitingLine:
     def full(self) -> bool:
         return len(self._waiting) >= self._capacity
 
-    def append(self, request: Request) -> None:
+    def add(self, request: Request) -> bool:
+        """Whether it stands behind everybody else: false if its priority let it pass some."""
+        last = next(reversed(self._waiting), None)
         self._waiting[request] = None
+        if last is None or request.asked.priority >= last.asked.priority:
+            return True
+        self._sort()
+        return False
 
     def put_back(self, request: Request) -> None:
-        """To the front: it had its turn already, and its pair refused it."""
+        """To the front of its priority: it had its turn already, and its pair refused it."""
         self._waiting = {request: None, **self._waiting}
+        self._sort()
+
+    def _sort(self) -> None:
+        """Stable, so that each priority keeps its order."""
+        self._waiting = dict.fromkeys(sorted(self._waiting, key=lambda r: r.asked.priority))
 
     def remove(self, request: Request) -> None:
         self._waiting.pop(request, None)

@@ -71,6 +71,14 @@ TABLE = {
             help="of the draws; the same seed gives the same answer",
         ),
         Option(
+            flag="--exit-mode",
+            commands=_ASK,
+            choices=("ouro", "ouro_delayed", "random_lookahead"),
+            default="ouro",
+            unit="name",
+            help="ouro, ouro_delayed (one loop later) or random_lookahead (for experiments)",
+        ),
+        Option(
             flag="--exit-threshold",
             commands=_ASK,
             parse=number(0, maximum=1),
@@ -148,6 +156,7 @@ def ask(client: Client, options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         seed=options.seed,
+        exit_mode=options.exit_mode,
         exit_threshold=options.exit_threshold,
         min_loops=options.min_loops,
         max_loops=options.max_loops,
