@@ -60,7 +60,7 @@ def _prefill_row(request: Request, chunk: Chunk, kv: KVManager, geometry: KVGeom
         depth=chunk.depth,
         range=span,
         tokens=request.spec.prompt[span.start : span.stop] if chunk.depth == 0 else (),
-        blocks=kv.plane_row(request.generation, geometry.plane(chunk.depth), span.stop),
+        blocks=kv.plane_row(request.generation, chunk.depth, span.stop),
         last_loop=last_loop,
         keep_hidden=last_loop and span.stop == len(request.spec.prompt),
     )
@@ -79,13 +79,11 @@ def prelude_rows(requests: Sequence[Request]) -> tuple[PreludeRow, ...]:
     )
 
 
-def loop_rows(
-    requests: Sequence[Request], kv: KVManager, geometry: KVGeometry
-) -> tuple[LoopRow, ...]:
-    return tuple(_loop_row(request, kv, geometry) for request in requests)
+def loop_rows(requests: Sequence[Request], kv: KVManager) -> tuple[LoopRow, ...]:
+    return tuple(_loop_row(request, kv) for request in requests)
 
 
-def _loop_row(request: Request, kv: KVManager, geometry: KVGeometry) -> LoopRow:
+def _loop_row(request: Request, kv: KVManager) -> LoopRow:
     depth, position = request.loops, request.position
     want_score = request.policy.wants_score(depth + 1)
     return LoopRow(
@@ -93,7 +91,7 @@ def _loop_row(request: Request, kv: KVManager, geometry: KVGeometry) -> LoopRow:
         slot=_slot(request),
         position=position,
         depth=depth,
-        blocks=kv.plane_row(request.generation, geometry.plane(depth), position + 1),
+        blocks=kv.plane_row(request.generation, depth, position + 1),
         want_score=want_score,
         random_head=want_score and request.spec.exit.mode == "random_lookahead",
     )
@@ -130,14 +128,17 @@ def finalize_rows(
             continue
         if exit_depth >= geometry.num_planes:
             continue
+        generation = request.generation
         column, offset = divmod(request.position, geometry.block_size)
-        tables = kv.allocation(request.generation).tables
         rows.append(
             FinalizeRow(
-                generation=request.generation,
+                generation=generation,
                 offset=offset,
-                source=tables[exit_depth - 1][column],
-                targets=tuple(table[column] for table in tables[exit_depth:]),
+                source=kv.block(generation, exit_depth - 1, column),
+                targets=tuple(
+                    kv.block(generation, depth, column)
+                    for depth in range(exit_depth, geometry.num_planes)
+                ),
             )
         )
     return tuple(rows)

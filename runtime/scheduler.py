@@ -132,7 +132,7 @@ class Scheduler:
                 rows = prelude_rows(ready[Phase.NEEDS_PRELUDE])
                 return SchedulerOutput(sequence=sequence, stage=stage, prelude=rows)
             case Stage.RECURRENT:
-                loops = loop_rows(ready[Phase.NEEDS_LOOP], kv, geometry)
+                loops = loop_rows(ready[Phase.NEEDS_LOOP], kv)
                 prefill = (
                     self._prompts(ready, beside=len(loops)) if self._turns.mixes(ready) else ()
                 )

@@ -6,6 +6,7 @@ the same words. Every refusal names the field, the value and what is allowed.
 
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
@@ -13,6 +14,7 @@ from .errors import InvalidRequest, TooLong
 from .interfaces import GenerateRequest
 from .types import (
     EngineRequest,
+    ExitMode,
     ExitParams,
     ExitSettings,
     Generation,
@@ -22,7 +24,9 @@ from .types import (
 
 DEFAULT_MIN_LOOPS = 2
 MAX_LOGPROBS = 20
+MAX_PRIORITY = 1_000_000
 MAX_SEED = 2**63 - 1
+EXIT_MODES = get_args(ExitMode)
 
 
 def resolve_request(
@@ -45,8 +49,10 @@ def resolve_request(
         generation=generation,
         prompt=tokens,
         sampling=sampling,
-        exit=_resolved_exit(request.exit, model),
+        exit=_resolved_exit(request.exit, model, sampling.max_tokens),
+        priority=request.priority,
     )
+    _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_length(resolved, model, pool_tokens)
     if request.deadline_s is not None:
         _number("deadline_s", request.deadline_s, 0.0, None)
@@ -80,7 +86,11 @@ def _checked_sampling(
     return sampling
 
 
-def _resolved_exit(asked: ExitParams, model: ModelDescription) -> ExitSettings:
+def _resolved_exit(asked: ExitParams, model: ModelDescription, max_tokens: int) -> ExitSettings:
+    if asked.exit_mode not in EXIT_MODES:
+        raise InvalidRequest(
+            f"exit.exit_mode is {asked.exit_mode!r}; it must be one of {', '.join(EXIT_MODES)}"
+        )
     threshold, loops = asked.exit_threshold, model.num_loops
     if threshold is None:
         threshold = model.default_exit_threshold
@@ -89,14 +99,38 @@ def _resolved_exit(asked: ExitParams, model: ModelDescription) -> ExitSettings:
     _whole("exit.max_loops", max_loops, 1, loops)
     min_loops = asked.min_loops
     if min_loops is None:
-        min_loops = min(DEFAULT_MIN_LOOPS, max_loops)
+        min_loops = 1 if asked.exit_mode == "trace" else min(DEFAULT_MIN_LOOPS, max_loops)
     _whole("exit.min_loops", min_loops, 1, loops)
     if min_loops > max_loops:
         raise InvalidRequest(
             f"exit.min_loops is {min_loops} and exit.max_loops is {max_loops}; "
             "min_loops must not be above max_loops"
         )
-    return ExitSettings(float(threshold), min_loops, max_loops)
+    settings = ExitSettings(float(threshold), min_loops, max_loops, asked.exit_mode)
+    trace = _checked_trace(asked, settings, loops, max_tokens)
+    return msgspec.structs.replace(settings, trace=trace)
+
+
+def _checked_trace(
+    asked: ExitParams, bounds: ExitSettings, num_loops: int, max_tokens: int
+) -> tuple[int, ...]:
+    """As many entries as the request can have outputs; the first one is the prompt's."""
+    if asked.exit_mode != "trace":
+        if asked.trace is not None:
+            raise InvalidRequest(
+                f"exit.trace is given and exit.exit_mode is {asked.exit_mode!r}; "
+                "a trace goes with exit_mode 'trace' alone"
+            )
+        return ()
+    if asked.trace is None or len(asked.trace) < max_tokens:
+        raise InvalidRequest(
+            f"exit.trace has {len(asked.trace or ())} entries; exit_mode 'trace' needs one for "
+            f"each of sampling.max_tokens {max_tokens} outputs"
+        )
+    _whole("exit.trace[0]", asked.trace[0], num_loops, num_loops)
+    for index, depth in enumerate(asked.trace[1:max_tokens], start=1):
+        _whole(f"exit.trace[{index}]", depth, bounds.min_loops, bounds.max_loops)
+    return tuple(asked.trace[:max_tokens])
 
 
 def _check_length(request: EngineRequest, model: ModelDescription, pool_tokens: int | None) -> None:
@@ -127,4 +161,6 @@ def _number(field: str, value: object, low: float, high: float | None) -> None:
 
 
 def _range(low: float, high: float | None) -> str:
+    if low == high:
+        return f"{low}"
     return f"at least {low}" if high is None else f"from {low} to {high}"
