@@ -59,6 +59,12 @@ def test_a_cuda_pool_is_planned_from_measured_memory(monkeypatch: pytest.MonkeyP
     assert plan_storage(config, shape, "cuda").num_blocks == 500
 
 
+def test_layout_shared_needs_one_plane_alone() -> None:
+    shared = geometry(layout="shared")
+    assert plan_storage(EngineConfig(model="m", num_blocks=1), shared, "cpu").num_blocks == 1
+    assert plan_storage(EngineConfig(model="m"), shared, "cpu").num_blocks == 8192 // 16
+
+
 def test_a_pool_too_small_for_one_position_names_its_option() -> None:
     with pytest.raises(ConfigError, match="--num-blocks: 3 blocks"):
         plan_storage(EngineConfig(model="m", num_blocks=3), geometry(), "cpu")
