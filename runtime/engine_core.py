@@ -8,11 +8,13 @@ never waits for a transfer.
 from .config import SchedulerConfig
 from .errors import ProtocolError
 from .events import EngineEvent, Refuse, Reservation, Wait
+from .intake import PrefillAdmitted
 from .interfaces import Clock, Executor, SchedulerConnector, WorkerConnector
 from .kv_manager import KVManager
+from .plans import FinishedRange
 from .request import Role
 from .scheduler import Scheduler
-from .types import EngineRequest, Generation
+from .types import EngineRequest, Generation, TokenRange
 
 
 class EngineCore:
@@ -31,9 +33,15 @@ class EngineCore:
         self._executor = executor
         self._connector = scheduler_connector
         self._transfers = worker_connector
+        self._clock = clock
+        self._num_planes = capabilities.geometry.num_planes
         self._scheduler = Scheduler(
             config,
-            kv=KVManager(num_blocks=limits.num_blocks, geometry=capabilities.geometry),
+            kv=KVManager(
+                num_blocks=limits.num_blocks,
+                geometry=capabilities.geometry,
+                prefix_cache=config.prefix_cache,
+            ),
             slots=executor,
             geometry=capabilities.geometry,
             limits=limits,
@@ -87,15 +95,29 @@ class EngineCore:
         return events
 
     def _run_next(self) -> None:
-        for admitted in self._scheduler.admit():
-            if self._connector is not None:
-                self._connector.on_prefill_admitted(
-                    admitted.generation,
-                    admitted.tables,
-                    self._executor.export_hidden(admitted.generation),
-                )
-        while (plan := self._scheduler.schedule()) is not None:
-            self._executor.submit(plan)
+        """A preemption may let others in, and whoever comes in may be the only one who can run:
+        look again until nothing moves."""
+        moved = True
+        while moved:
+            for admitted in self._scheduler.admit():
+                self._begin_sending(admitted)
+            plan = self._scheduler.schedule()
+            if plan is not None:
+                self._executor.submit(plan)
+            moved = self._scheduler.take_made_room() or plan is not None
+
+    def _begin_sending(self, admitted: PrefillAdmitted) -> None:
+        """What was cached here is finished already; D may lack it."""
+        if self._connector is None:
+            return
+        generation, cached = admitted.generation, TokenRange(0, admitted.cached_tokens)
+        hidden_slot = self._executor.export_hidden(generation)
+        self._connector.on_prefill_admitted(generation, admitted.tables, hidden_slot)
+        if cached:
+            now_s, planes = self._clock.wall_s(), range(self._num_planes)
+            self._connector.on_ranges_finished(
+                [FinishedRange(generation, plane, cached, False, now_s) for plane in planes]
+            )
 
     def _post_finished_ranges(self) -> None:
         if self._connector is None or self._transfers is None:

@@ -57,6 +57,7 @@ class HandoffResults:
             return
         prompt = TokenRange(0, len(request.spec.prompt))
         self._kv.mark_prompt_valid(request.generation, prompt)
+        self._kv.publish(request.generation, prompt.stop)
         self._book.move(request, Phase.RECEIVED)
         self._book.emit(Received(request.generation))
         self._received.append(request)

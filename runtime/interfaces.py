@@ -42,6 +42,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int  # rows that may execute at once
     num_receive_slots: int  # landing places for incoming hidden states
     max_positions: int
+    snapshot_bytes: int = 0  # what suspended requests may keep, all together
 
 
 class Capacity(msgspec.Struct, frozen=True):

@@ -63,6 +63,10 @@ class KVManager:
         """By how much allocate() would lower free_blocks()."""
         return self._pool.takes(tokens, prompt)
 
+    def holders(self) -> int:
+        """Live requests that hold blocks."""
+        return self._leases[Lease.OWNER]
+
     def usage(self) -> KVUsage:
         return KVUsage(
             epoch=self.epoch,
@@ -108,7 +112,7 @@ class KVManager:
             if (columns - grant.columns) * self._geometry.num_planes > self.free_blocks():
                 return False
             self._pool.extend(grant, columns)
-            grant.tokens = tokens
+            grant.tokens = columns * self._geometry.block_size
         return True
 
     def truncate(self, generation: Generation, tokens: int, *, give_back: bool = False) -> None:
@@ -231,13 +235,9 @@ class KVManager:
         return self._grant(generation).valid[self._geometry.plane(depth)]
 
     def mark_valid(self, generation: Generation, depth: int, positions: TokenRange) -> None:
-        """K/V of (depth, positions) are written. Validity grows without gaps; in layout shared a
-        deeper loop writes again what the first one wrote."""
+        """K/V of (depth, positions) are written. Validity grows without gaps."""
         grant = self._grant(generation)
         plane = self._geometry.plane(depth)
-        again = depth != plane and positions.stop <= grant.valid[plane]
-        if again and positions.start >= len(grant.pages) * self._geometry.block_size:
-            return
         if positions.start != grant.valid[plane] or positions.stop > grant.tokens:
             raise InvariantBroken(
                 f"generation {generation} depth {depth}: {positions.start}..{positions.stop} "

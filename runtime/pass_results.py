@@ -165,6 +165,8 @@ class PassResults:
         """No later loop changes this plane's K/V of these positions."""
         plane = self._geometry.plane(row.depth)
         self._kv.mark_valid(request.generation, plane, row.range)
+        if row.last_loop:
+            self._kv.publish(request.generation, row.range.stop)
         if request.role is Role.PREFILL:
             self._ranges_to_send.append(
                 FinishedRange(

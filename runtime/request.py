@@ -13,6 +13,7 @@ import msgspec
 from .errors import InvariantBroken
 from .events import Reservation
 from .exit_policy import ExitPolicy, exit_policy_for
+from .preemption import Urgency
 from .types import EngineRequest, FinishReason, Generation, Stamp, TokenRange
 
 
@@ -33,22 +34,28 @@ class Phase(StrEnum):
     NEEDS_LOOP = "needs_loop"
     AWAITS_SCORE = "awaits_score"  # a submitted loop's score decides what follows
     AWAITS_RESULT = "awaits_result"  # everything of it was submitted; the last result is to come
+    SUSPENDED = "suspended"  # preempted: holds a snapshot, and nothing of the pool
     CANCELLING = "cancelling"  # over, but a pass or a peer may still touch its memory
     ENDED = "ended"
 
 
 _OVER = {Phase.CANCELLING, Phase.ENDED}
+_LEFT = _OVER | {Phase.SUSPENDED}  # where any request that executes may go
 MOVES: dict[Phase, set[Phase]] = {
     Phase.WAITING: {Phase.PREFILLING, Phase.ENDED},
-    Phase.PREFILLING: {Phase.NEEDS_CODA, Phase.AWAITS_RESULT} | _OVER,
+    Phase.PREFILLING: {Phase.NEEDS_CODA, Phase.AWAITS_RESULT} | _LEFT,
     Phase.SENDING: _OVER,
     Phase.RECEIVING: {Phase.RECEIVED} | _OVER,
     Phase.RECEIVED: {Phase.NEEDS_CODA} | _OVER,
-    Phase.NEEDS_CODA: {Phase.NEEDS_PRELUDE, Phase.AWAITS_RESULT} | _OVER,
-    Phase.NEEDS_PRELUDE: {Phase.NEEDS_LOOP} | _OVER,
-    Phase.NEEDS_LOOP: {Phase.NEEDS_CODA, Phase.AWAITS_SCORE} | _OVER,
+    Phase.NEEDS_CODA: {Phase.NEEDS_PRELUDE, Phase.AWAITS_RESULT} | _LEFT,
+    Phase.NEEDS_PRELUDE: {Phase.NEEDS_LOOP} | _LEFT,
+    Phase.NEEDS_LOOP: {Phase.NEEDS_CODA, Phase.AWAITS_SCORE} | _LEFT,
     Phase.AWAITS_SCORE: {Phase.NEEDS_LOOP, Phase.NEEDS_CODA} | _OVER,
     Phase.AWAITS_RESULT: {Phase.SENDING} | _OVER,
+    Phase.SUSPENDED: {
+        *(Phase.PREFILLING, Phase.NEEDS_CODA, Phase.NEEDS_PRELUDE, Phase.NEEDS_LOOP),
+        Phase.ENDED,
+    },
     Phase.CANCELLING: {Phase.ENDED},
     Phase.ENDED: set(),
 }
@@ -66,11 +73,14 @@ class Request:
     spec: EngineRequest
     role: Role
     phase: Phase
+    arrival: int = 0  # counts the requests of one engine
     slot: int | None = None  # execution slot: a row of hidden[]
     receive_slot: int | None = None  # D: where the last prompt token's hidden state lands
     reservation: Reservation | None = None  # D: the answer to every Reserve of this generation
     withdrawn: bool = False  # its slots may still be touched by a peer: never given back
     completed: bool = False  # it produced its last output
+    funded: int = 0  # snapshot bytes set aside: it may grow, and be suspended
+    suspended_in: Phase | None = None  # where it goes on when it is restored
     # Submitted.
     chunk: Chunk | None = None
     prompt_submitted: int = 0  # positions whose every loop was submitted, or that need none
@@ -90,6 +100,10 @@ class Request:
     @property
     def generation(self) -> Generation:
         return self.spec.generation
+
+    @property
+    def urgency(self) -> Urgency:
+        return self.spec.priority, self.arrival
 
     @property
     def position(self) -> int:

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from .errors import InvariantBroken, ProtocolError
 from .events import EngineEvent, Released, RequestFailed
-from .interfaces import Capacity
+from .interfaces import Capacity, SuspendReceipt
 from .kv_manager import KVManager, Lease
 from .request import Phase, Request, Role
 from .story import Story
-from .types import Generation
+from .types import BlockTables, Generation
 
 DECODING = frozenset(
     {
@@ -34,6 +34,9 @@ class Slots(Protocol):
     def end_receive(self, generation: Generation) -> None: ...
     def release(self, generation: Generation) -> None: ...
     def complete(self, generation: Generation) -> None: ...
+    def suspend(self, generation: Generation, tables: BlockTables) -> SuspendReceipt: ...
+    def restore(self, generation: Generation, tables: BlockTables) -> int | None: ...
+    def discard(self, generation: Generation) -> None: ...
 
 
 class RequestBook:
@@ -43,8 +46,10 @@ class RequestBook:
         self._story = Story()
         self._live: dict[Generation, Request] = {}
         self._executing: dict[Generation, Request] = {}
+        self._suspended: dict[Generation, Request] = {}
         self._events: list[EngineEvent] = []
         self._withdrawn_slots = 0
+        self._funded_bytes = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -60,6 +65,14 @@ class RequestBook:
     def executing(self) -> ValuesView[Request]:
         """Requests that passes are planned for, in the order in which they started."""
         return self._executing.values()
+
+    def suspended(self) -> ValuesView[Request]:
+        return self._suspended.values()
+
+    @property
+    def funded_bytes(self) -> int:
+        """Snapshot bytes that are set aside for live requests."""
+        return self._funded_bytes
 
     def get(self, generation: Generation) -> Request | None:
         return self._live.get(generation)
@@ -80,6 +93,25 @@ class RequestBook:
             self._executing[request.generation] = request
         else:
             self._executing.pop(request.generation, None)
+
+    def fund(self, request: Request, num_bytes: int) -> None:
+        """Set snapshot bytes aside for it, until it ends."""
+        self._funded_bytes += num_bytes - request.funded
+        request.funded = num_bytes
+
+    def suspend(self, request: Request) -> None:
+        """Its blocks and its slot are taken; a snapshot keeps what they held."""
+        request.slot, request.suspended_in = None, request.phase
+        self.move(request, Phase.SUSPENDED)
+        self._suspended[request.generation] = request
+
+    def resume(self, request: Request, slot: int) -> None:
+        """It goes on where it was suspended."""
+        assert request.suspended_in is not None, f"{request.generation} was never suspended"
+        del self._suspended[request.generation]
+        request.slot = slot
+        self.move(request, request.suspended_in)
+        request.suspended_in = None
 
     def emit(self, event: EngineEvent) -> None:
         self._events.append(event)
@@ -115,8 +147,12 @@ class RequestBook:
         generation = request.generation
         if Lease.OWNER in self._kv.leases(generation):
             self._kv.end_lease(generation, Lease.OWNER)
+        if self._suspended.pop(generation, None) is not None:
+            self._slots.discard(generation)
+            self._kv.forget(generation)
         self.move(request, Phase.ENDED)
         self._give_slots_back(request)
+        self.fund(request, 0)
         del self._live[generation]
         self.emit(Released(generation, self._kv.quarantined_blocks(generation)))
 
@@ -133,7 +169,9 @@ class RequestBook:
             self._slots.release(request.generation)
 
     def check(self) -> None:
-        """Phases, leases and slots of every live request agree."""
+        """Phases, leases and slots of every live request agree; so do the bytes set aside."""
+        if self._funded_bytes != sum(request.funded for request in self._live.values()):
+            raise InvariantBroken(f"{self._funded_bytes} snapshot bytes set aside, not the sum")
         for request in self._live.values():
             leases = self._kv.leases(request.generation)
             if not _agrees(request, leases):
@@ -158,6 +196,8 @@ def _agrees(request: Request, leases: frozenset[Lease]) -> bool:
             return leases - {Lease.PASS} == {Lease.OWNER} and request.slot is not None
         case Phase.AWAITS_SCORE | Phase.AWAITS_RESULT:
             return leases == _held(request) | {Lease.PASS} and request.slot is not None
+        case Phase.SUSPENDED:
+            return not leases and request.slot is None and request.receive_slot is None
         case Phase.CANCELLING:
             return bool(leases - {Lease.QUARANTINE}) and Lease.OWNER not in leases
         case Phase.ENDED:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import fields
 from typing import assert_never
 
-from .admission import MAX_BYPASS, WaitingQueue
+from .admission import MAX_BYPASS, ReservationLine, WaitingQueue
 from .config import SchedulerConfig
 from .errors import InvariantBroken
 from .events import EngineEvent, Refuse, Reservation, Wait
@@ -31,6 +31,7 @@ from .plans import FinishedRange, ModelRunnerOutput, PrefillRow, SchedulerOutput
 from .progress import Progress
 from .request import Phase, Role
 from .request_book import RequestBook, Slots
+from .room import MIN_SLOTS, Room
 from .turns import Ready, Turns, by_phase
 from .types import EngineRequest, Generation, KVGeometry
 
@@ -54,13 +55,25 @@ class Scheduler:
         self._geometry = geometry
         self._limits = limits
         self._book = RequestBook(kv, slots)
+        self._room = Room(
+            book=self._book,
+            kv=kv,
+            slots=slots,
+            geometry=geometry,
+            incremental=config.admission == "incremental" and limits.num_slots >= MIN_SLOTS,
+            watermark=config.watermark,
+            snapshot_bytes=limits.snapshot_bytes,
+            chunk_tokens=config.chunk_tokens,
+        )
         self._intake = Intake(
             book=self._book,
             kv=kv,
             slots=slots,
+            room=self._room,
             clock=clock,
             max_positions=limits.max_positions,
             waiting=WaitingQueue(config.max_waiting, max_bypass),
+            line=ReservationLine(max_bypass),
         )
         self._in_flight: deque[SchedulerOutput] = deque()
         self._sequence = 0
@@ -97,6 +110,10 @@ class Scheduler:
         """Let requests in while blocks and slots last; returns prompts that are to be sent."""
         return self._intake.admit()
 
+    def take_made_room(self) -> bool:
+        """Whether a request was suspended since the last call: others may be let in now."""
+        return self._room.take_made_room()
+
     def live(self) -> dict[Generation, str]:
         return {request.generation: request.phase.value for request in self._book.live()}
 
@@ -109,7 +126,7 @@ class Scheduler:
         """
         if len(self._in_flight) >= self._config.max_in_flight:
             return None
-        ready = by_phase(self._book.executing())
+        ready = self._room.ready(by_phase(self._book.executing()))
         stage = self._turns.choose(ready, ahead=bool(self._in_flight))
         if stage is None:
             return None
@@ -193,6 +210,10 @@ class Scheduler:
             "blocks_total": usage.blocks_total,
             "blocks_free": usage.blocks_free,
             "blocks_quarantined": usage.blocks_quarantined,
+            "blocks_cached": usage.blocks_cached,
+            "prefix_hits": usage.prefix_hits,
+            "prefix_hit_tokens": usage.prefix_hit_tokens,
+            "prefix_evictions": usage.prefix_evictions,
             "allocations": usage.allocations,
             **{f"leases_{reason}": count for reason, count in usage.leases.items()},
             "slots_free": capacity.free_slots,
@@ -202,6 +223,7 @@ class Scheduler:
             "running": len(self._book.executing()),
             **{f"phase_{phase}": phases[phase] for phase in Phase if phase is not Phase.ENDED},
             "bypasses": self._intake.bypasses,
+            **self._room.statistics(),
             "late_handoff_events": self._handoff.late_events,
             **{field.name: getattr(self._counters, field.name) for field in fields(Counters)},
         }
