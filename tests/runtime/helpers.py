@@ -6,7 +6,14 @@ from typing import Any
 from rlt.runtime.config import SchedulerConfig
 from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import EngineEvent, Released, RequestFailed, TokensProduced
-from rlt.runtime.types import EngineRequest, ExitSettings, FinishReason, Generation, SamplingParams
+from rlt.runtime.types import (
+    EngineRequest,
+    ExitMode,
+    ExitSettings,
+    FinishReason,
+    Generation,
+    SamplingParams,
+)
 
 from .simulated_executor import Clock, SimulatedExecutor
 
@@ -21,6 +28,9 @@ def engine_request(
     max_loops: int = 4,
     ignore_eos: bool = True,
     stop: tuple[int, ...] = (),
+    mode: ExitMode = "ouro",
+    trace: tuple[int, ...] = (),
+    priority: int = 0,
 ) -> EngineRequest:
     sampling = SamplingParams(
         max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos, stop_token_ids=stop
@@ -29,7 +39,8 @@ def engine_request(
         generation=Generation(generation),
         prompt=tuple(prompt),
         sampling=sampling,
-        exit=ExitSettings(threshold, min_loops, max_loops),
+        exit=ExitSettings(threshold, min_loops, max_loops, mode, trace),
+        priority=priority,
     )
 
 

@@ -8,6 +8,8 @@ outputs depend on the whole history of a request and on nothing else.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from rlt.runtime.interfaces import AdmissionLimits, Capabilities, Capacity
 from rlt.runtime.plans import (
     CodaRow,
@@ -22,7 +24,14 @@ from rlt.runtime.plans import (
     SampledToken,
     SchedulerOutput,
 )
-from rlt.runtime.types import Generation, KVGeometry, ModelDescription, TokenLogprobs, TokenRange
+from rlt.runtime.types import (
+    Generation,
+    KVGeometry,
+    KVLayout,
+    ModelDescription,
+    TokenLogprobs,
+    TokenRange,
+)
 
 VOCAB = 20
 EOS = 7
@@ -52,10 +61,14 @@ class Memory:
 
     kv: dict[tuple[int, int], Entry] = field(default_factory=dict)  # (block, offset)
     hidden: dict[int, tuple[Generation, int]] = field(default_factory=dict)  # slot
+    tokens: dict[int, tuple[Generation, int, int]] = field(default_factory=dict)  # output index
 
 
 class SimulatedExecutor:
-    """`eager`: passes are computed by collect(); otherwise the test calls finish_pass()."""
+    """`eager`: passes are computed by collect(); otherwise the test calls finish_pass().
+
+    `hold_readback`: passes are computed, but their results reach nobody yet.
+    """
 
     def __init__(
         self,
@@ -67,9 +80,11 @@ class SimulatedExecutor:
         block_size: int = 2,
         max_positions: int = 64,
         eager: bool = True,
+        layout: KVLayout = "last_exited",
     ) -> None:
         self.memory = Memory()
         self.eager = eager
+        self.hold_readback = False
         self.fail_next_pass: str | None = None
         self.plans: list[SchedulerOutput] = []  # everything ever submitted
         self.scores: list[GateScore] = []  # everything ever reported
@@ -88,12 +103,14 @@ class SimulatedExecutor:
             hidden_size=1,
             block_size=block_size,
             dtype="float32",
+            layout=layout,
         )
         self._slots: dict[Generation, int] = {}
         self._receive_slots: dict[Generation, int] = {}
         self._chunks: dict[Generation, list[int]] = {}
         self._queued: list[SchedulerOutput] = []
         self._finished: list[ModelRunnerOutput] = []
+        self._lost: set[Generation] = set()  # a pass of theirs failed: their state is gone
         self._epoch = 0
         self._sink: Callable[[], None] | None = None
 
@@ -160,8 +177,9 @@ class SimulatedExecutor:
             error, self.fail_next_pass = self.fail_next_pass, None
             failed = ModelRunnerOutput(sequence=plan.sequence, stage=plan.stage, error=error)
             self._finished.append(failed)
+            self._lost.update(_rows_of(plan))
         else:
-            self._finished.append(self._compute(plan))
+            self._finished.append(self._compute(self._without_lost(plan)))
 
     @property
     def pass_queued(self) -> bool:
@@ -170,6 +188,8 @@ class SimulatedExecutor:
     def collect(self) -> list[ModelRunnerOutput]:
         while self.eager and self._queued:
             self.finish_pass()
+        if self.hold_readback:
+            return []
         finished, self._finished = self._finished, []
         return finished
 
@@ -192,6 +212,14 @@ class SimulatedExecutor:
         self.shut_down = True
 
     # The made-up model.
+
+    def _without_lost(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """Rows of requests that an earlier pass has lost give no result."""
+        rows = {
+            name: tuple(r for r in getattr(plan, name) if r.generation not in self._lost)
+            for name in ("finalize", "prefill", "prelude", "loops", "coda")
+        }
+        return msgspec.structs.replace(plan, **rows) if self._lost else plan
 
     def _compute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         for finalize in plan.finalize:
@@ -226,7 +254,11 @@ class SimulatedExecutor:
 
     def _prelude(self, row: PreludeRow) -> None:
         assert self._slots[row.generation] == row.slot
-        self.memory.hidden[row.slot] = (row.generation, mix(row.token))
+        token = row.token
+        if token is None:
+            owner, output_index, token = self.memory.tokens[row.slot]
+            assert (owner, output_index + 1) == (row.generation, row.output_index)
+        self.memory.hidden[row.slot] = (row.generation, mix(token))
 
     def _loop(self, row: LoopRow) -> tuple[FinishedLoop, GateScore | None]:
         owner, state = self.memory.hidden[row.slot]
@@ -236,7 +268,7 @@ class SimulatedExecutor:
         finished = FinishedLoop(row.generation, row.position, row.depth)
         if not row.want_score:
             return finished, None
-        hazard = (mix(state, 1) % 1000) / 1500
+        hazard = (mix(state, 2 if row.random_head else 1) % 1000) / 1500
         return finished, GateScore(row.generation, row.position, row.depth, hazard)
 
     def _coda(self, row: CodaRow) -> SampledToken:
@@ -244,6 +276,9 @@ class SimulatedExecutor:
         assert owner == row.generation, "samples from another request's hidden state"
         draw = mix(state, row.sampling.seed or 0, row.output_index)
         logprobs = None if row.sampling.logprobs is None else TokenLogprobs(-1.0, ())
+        if row.keep_slot is not None:
+            assert self._slots[row.generation] == row.keep_slot
+            self.memory.tokens[row.keep_slot] = (row.generation, row.output_index, draw % VOCAB)
         return SampledToken(row.generation, row.output_index, draw % VOCAB, logprobs)
 
     def _attend(

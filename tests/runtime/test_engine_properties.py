@@ -1,14 +1,20 @@
 """Random arrivals, cancels, exits and pass failures in small pools: nothing is lost or confused."""
 
-from hypothesis import given, settings
+from typing import Any
+
+from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from rlt.runtime.admission import MAX_BYPASS
 from rlt.runtime.events import EngineEvent
-from rlt.runtime.types import EngineRequest, Generation
+from rlt.runtime.types import EngineRequest, ExitMode, Generation, KVLayout
 
-from .helpers import alone, at_rest, drain, engine_request, local_core, outcomes
+from .helpers import at_rest, drain, engine_request, local_core, outcomes
+from .oracle import oracle
 from .simulated_executor import SimulatedExecutor
+
+MODES: tuple[ExitMode, ...] = ("ouro", "ouro_delayed", "random_lookahead", "trace")
 
 
 @st.composite
@@ -16,33 +22,55 @@ def requests(draw: st.DrawFn) -> list[EngineRequest]:
     made = []
     for generation in range(1, draw(st.integers(1, 9)) + 1):
         min_loops = draw(st.integers(1, 4))
+        max_loops = draw(st.integers(min_loops, 4))
+        max_tokens, mode = draw(st.integers(1, 6)), draw(st.sampled_from(MODES))
+        depths = st.lists(
+            st.integers(min_loops, max_loops), min_size=max_tokens - 1, max_size=max_tokens - 1
+        )
         made.append(
             engine_request(
                 generation,
                 draw(st.lists(st.integers(0, 19), min_size=1, max_size=9)),
-                max_tokens=draw(st.integers(1, 6)),
+                max_tokens=max_tokens,
                 threshold=draw(st.sampled_from([0.0, 0.3, 0.6, 1.0])),
                 min_loops=min_loops,
-                max_loops=draw(st.integers(min_loops, 4)),
+                max_loops=max_loops,
                 ignore_eos=draw(st.booleans()),
                 stop=tuple(draw(st.lists(st.integers(0, 19), max_size=3))),
+                mode=mode,
+                trace=(4, *draw(depths)) if mode == "trace" else (),
+                priority=draw(st.integers(0, 2)),
             )
         )
     return made
 
 
+@st.composite
+def scheduling(draw: st.DrawFn) -> dict[str, Any]:
+    chunk_tokens = draw(st.integers(1, 8))
+    return {
+        "chunk_tokens": chunk_tokens,
+        "token_budget": draw(st.none() | st.integers(chunk_tokens, chunk_tokens + 4)),
+        "prefill_passes": draw(st.integers(1, 3)),
+        "max_in_flight": draw(st.integers(1, 3)),
+        "refill": draw(st.booleans()),
+        "mixed_batches": draw(st.booleans()),
+    }
+
+
 ACTIONS = ["add", "add", "step", "step", "step", "finish", "finish", "cancel", "fail"]
 
 
-@settings(max_examples=250, deadline=None)
+@examples(max_examples=250, deadline=None)
 @given(
     made=requests(),
     actions=st.lists(st.sampled_from(ACTIONS), max_size=120),
     victims=st.lists(st.integers(1, 9), max_size=20),
     num_blocks=st.integers(28, 60),
     num_slots=st.integers(1, 4),
-    chunk_tokens=st.integers(1, 8),
+    settings=scheduling(),
     block_size=st.integers(1, 4),
+    layout=st.sampled_from(["last_exited", "shared"]),
 )
 def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
     made: list[EngineRequest],
@@ -50,16 +78,18 @@ def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
     victims: list[int],
     num_blocks: int,
     num_slots: int,
-    chunk_tokens: int,
+    settings: dict[str, Any],
     block_size: int,
+    layout: KVLayout,
 ) -> None:
     executor = SimulatedExecutor(
         num_blocks=num_blocks + 28 * (block_size == 1),
         num_slots=num_slots,
         block_size=block_size,
         eager=False,
+        layout=layout,
     )
-    core = local_core(executor, chunk_tokens=chunk_tokens)
+    core = local_core(executor, **settings)
     events: list[EngineEvent] = []
     to_add, to_cancel = list(made), list(victims)
     silent_after: dict[Generation, int] = {}
@@ -87,11 +117,14 @@ def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
     events += core.step()
     at_rest(core)
     for plan in executor.plans:
-        assert sum(len(row.range) for row in plan.prefill) <= chunk_tokens
+        prompt_positions = sum(len(row.range) for row in plan.prefill)
+        assert prompt_positions <= settings["chunk_tokens"]
+        if plan.prefill and plan.loops and settings["token_budget"] is not None:
+            assert prompt_positions + len(plan.loops) <= settings["token_budget"]
     ended = outcomes(events)
     assert {request.generation for request in made} == set(ended)
     for request in made:
-        outcome, expected = ended[request.generation], alone(request)
+        outcome, expected = ended[request.generation], oracle(request, layout)
         assert outcome.released == 1
         if request.generation in silent_after:
             assert len(outcome.tokens) == silent_after[request.generation]
@@ -101,7 +134,7 @@ def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
         assert outcome.depths == expected[1][: len(outcome.tokens)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=40))
 def test_no_request_starts_after_more_later_ones_than_the_bound(sizes: list[int]) -> None:
     executor = SimulatedExecutor(num_blocks=32, num_slots=8, block_size=1)
