@@ -48,7 +48,7 @@ def prefill_rows(
 
 
 def _turn(request: Request) -> tuple[bool, int]:
-    return request.passed_over < MAX_PASSED_OVER, request.spec.priority
+    return request.passed_over <= MAX_PASSED_OVER, request.spec.priority
 
 
 def _prefill_row(request: Request, chunk: Chunk, kv: KVManager, geometry: KVGeometry) -> PrefillRow:

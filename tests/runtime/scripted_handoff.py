@@ -125,7 +125,7 @@ class Side:
 class Pair:
     def __init__(self, prefill: Side, decode: Side) -> None:
         self.prefill, self.decode = prefill, decode
-        self._arrived: dict[Generation, int] = {}  # positions over all depths, and the hidden state
+        self._arrived: dict[Generation, int] = {}  # positions over all planes, and the hidden state
         self._prompts: dict[Generation, int] = {}
 
     def start(self, request: EngineRequest) -> Reservation | Wait | Refuse:
@@ -154,8 +154,8 @@ class Pair:
             )
         arrived = self._arrived.get(order.generation, 0) + size
         self._arrived[order.generation] = arrived
-        loops = source.capabilities().geometry.num_depths
-        if arrived == self._prompts[order.generation] * loops + 1:
+        planes = source.capabilities().geometry.num_planes
+        if arrived == self._prompts[order.generation] * planes + 1:
             self.decode.connector.events.append(ReceiveComplete(order.generation))
             self.prefill.connector.events.append(SendEnded(order.generation, None))
 
