@@ -66,19 +66,21 @@ class BlockPool:
             stop = min(stop, len(grant.prompt))
             for column in range(len(grant.pages), stop // self._geometry.block_size):
                 page = self._cache.publish(grant.pages, grant.prompt, grant.column(column))
+                if page is None:
+                    return
                 grant.pages.append(page)
 
     def leave_pages(self, grant: Grant) -> None:
         """It keeps its own columns alone."""
         own = grant.own_blocks()
-        self._cache.release(grant.pages)
+        self._cache.release(grant.shared_pages())
         grant.pages, grant.hits = [], 0
         grant.rows = [own[plane :: self._planes] for plane in range(self._planes)]
         self.epoch += 1
 
     def withdraw_pages(self, grant: Grant) -> int:
         """Its pages stay referenced for ever; how many blocks that takes out of use."""
-        fresh = [page for page in grant.pages if not page.withdrawn]
+        fresh = [page for page in grant.shared_pages() if not page.withdrawn]
         for page in fresh:
             page.withdrawn = True
         return len(fresh) * self._planes
@@ -90,7 +92,7 @@ class BlockPool:
     def take_back(self, grant: Grant) -> None:
         """The whole grant ends."""
         own = grant.own_blocks()
-        self._cache.release(grant.pages)
+        self._cache.release(grant.shared_pages())
         self.put_back(own)
 
     def check(self, grants: Collection[Grant]) -> None:
@@ -98,7 +100,7 @@ class BlockPool:
         own = [block for grant in grants for block in grant.own_blocks()]
         if sorted([*self._free, *self._cache.blocks(), *own]) != list(range(self._num_blocks)):
             raise InvariantBroken(f"{self._num_blocks} blocks: some are lost or held twice")
-        self._cache.check(Counter(page.serial for grant in grants for page in grant.pages))
+        self._cache.check(Counter(page.serial for grant in grants for page in grant.shared_pages()))
 
     def _match(self, prompt: tuple[int, ...]) -> list[Page]:
         if not self._caching or not prompt:

@@ -66,7 +66,7 @@ class Grant:
     prompt: tuple[int, ...]  # what of it may be shared
     valid: list[int]  # [plane]: positions 0..valid-1 may be read
     hits: int = 0  # columns that were cached when it was granted
-    pages: list[Page] = field(default_factory=list)  # one per column, from the first; referenced
+    pages: list[Page] = field(default_factory=list)  # of the first columns: what they hold
     leases: Counter[Lease] = field(default_factory=Counter)
     withdrawn: int = 0  # blocks that its quarantine took out of use
 
@@ -78,9 +78,12 @@ class Grant:
         return tuple(row[index] for row in self.rows)
 
     def is_shared(self, index: int) -> bool:
-        """Whether the cache owns this column. A page that another table published first is
-        referenced as well (it comes before later pages of this chain) but is not this column."""
+        """Whether the cache owns this column, for which the grant then counts as a reference.
+        Where another table published the same page first, the column stays this grant's own."""
         return index < len(self.pages) and self.pages[index].blocks[0] == self.rows[0][index]
+
+    def shared_pages(self) -> list[Page]:
+        return [page for index, page in enumerate(self.pages) if self.is_shared(index)]
 
     def own_blocks(self) -> list[int]:
         return [

@@ -23,14 +23,15 @@ class Page:
     blocks: tuple[int, ...]  # [plane]
     references: int = 0
     withdrawn: bool = False  # a handle that will never end may read it: its reference stays
+    evicted: bool = False
 
 
 class PrefixCache:
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._pages: dict[tuple[int, tuple[int, ...]], Page] = {}
-        # Least recently used first. A page is referenced wherever a later one of its chain is, and
-        # chains are let go from their end, so a page always goes after those that continue it.
+        # Least recently used first; chains are let go from their end, so that pages usually go
+        # after those that continue them. One that outlives its beginning is found no more.
         self._idle: OrderedDict[int, Page] = OrderedDict()
         self._made = ROOT
         self.evictions = 0
@@ -59,7 +60,7 @@ class PrefixCache:
             self._idle.pop(page.serial, None)
 
     def release(self, pages: Sequence[Page]) -> None:
-        """Let a whole chain go, its end first."""
+        """Let a chain go, its end first."""
         for page in reversed(pages):
             if page.references < 1:
                 raise InvariantBroken(f"page {page.serial} was released more often than acquired")
@@ -69,20 +70,23 @@ class PrefixCache:
 
     def publish(
         self, chain: Sequence[Page], tokens: Sequence[int], blocks: tuple[int, ...]
-    ) -> Page:
-        """The page that continues `chain` with the next tokens of the prompt `tokens`, referenced
-        once more: a new one made of `blocks`, or the one that somebody published before."""
+    ) -> Page | None:
+        """The page that continues `chain` with the next tokens of the prompt `tokens`: a new one
+        made of `blocks`, referenced once; or the one that somebody published before, as it is.
+        None if the chain's end was evicted: nobody would find what continues it."""
+        if chain and chain[-1].evicted:
+            return None
         key = self._key(chain, tokens)
         page = self._pages.get(key)
         if page is None:
             self._made += 1
-            page = self._pages[key] = Page(self._made, key[0], key[1], blocks)
-        self.acquire([page])
+            page = self._pages[key] = Page(self._made, key[0], key[1], blocks, references=1)
         return page
 
     def evict(self) -> tuple[int, ...]:
         """Forget the page that was unused for longest; its blocks."""
         _, page = self._idle.popitem(last=False)
+        page.evicted = True
         del self._pages[page.before, page.tokens]
         self.evictions += 1
         return page.blocks
@@ -92,7 +96,7 @@ class PrefixCache:
 
     def check(self, references: dict[int, int]) -> None:
         """references: serial -> how many tables hold the page, counted by the caller."""
-        alive = {page.serial for page in self._pages.values()} | {ROOT}
+        alive = {page.serial for page in self._pages.values()}
         for page in self._pages.values():
             if page.references != references.get(page.serial, 0):
                 raise InvariantBroken(
@@ -101,8 +105,6 @@ class PrefixCache:
                 )
             if (page.serial in self._idle) != (page.references == 0):
                 raise InvariantBroken(f"page {page.serial} and the idle list disagree")
-            if page.before not in alive:
-                raise InvariantBroken(f"page {page.serial} outlived the page that it continues")
         if not set(references) <= alive or not set(self._idle) <= alive:
             raise InvariantBroken("a page that is gone is still referenced")
 
