@@ -128,7 +128,7 @@ class EngineCore:
             self._transfers.post(orders)
 
     def idle(self) -> bool:
-        return not self._scheduler.live()
+        return self._scheduler.idle()
 
     def live(self) -> dict[Generation, str]:
         """Every live generation and its phase."""

@@ -68,8 +68,10 @@ class Progress:
                 phase = Phase.AWAITS_SCORE
             case _:
                 assert_never(after)
-        if phase is not request.phase:
+        if phase is Phase.NEEDS_CODA:
             self._book.move(request, phase)
+        elif phase is not request.phase:
+            request.move(phase)  # not news enough for the book: it happens in every loop
 
     def _request(self, generation: Generation) -> Request:
         request = self._book.get(generation)

@@ -114,6 +114,9 @@ class Scheduler:
         """Whether a request was suspended since the last call: others may be let in now."""
         return self._room.take_made_room()
 
+    def idle(self) -> bool:
+        return not len(self._book)
+
     def live(self) -> dict[Generation, str]:
         return {request.generation: request.phase.value for request in self._book.live()}
 
