@@ -185,6 +185,10 @@ class SimulatedExecutor:
     def pass_queued(self) -> bool:
         return bool(self._queued)
 
+    @property
+    def passes_queued(self) -> int:
+        return len(self._queued)
+
     def collect(self) -> list[ModelRunnerOutput]:
         while self.eager and self._queued:
             self.finish_pass()

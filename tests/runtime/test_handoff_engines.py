@@ -1,9 +1,12 @@
 """Prefill and decode engines joined by a scripted connector: order, cancels anywhere, ends."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlt.runtime.config import SchedulerConfig
 from rlt.runtime.errors import TooLong
 from rlt.runtime.events import (
     Activated,
@@ -17,11 +20,13 @@ from rlt.runtime.events import (
 )
 from rlt.runtime.interfaces import Quarantined, ReceiveComplete, ReceiveEnded, SendEnded
 from rlt.runtime.plans import Stage
-from rlt.runtime.types import EngineRequest, Generation
+from rlt.runtime.types import EngineRequest, Generation, KVLayout
 
 from .helpers import alone, at_rest, engine_request, outcomes
+from .oracle import oracle
 from .scripted_handoff import Pair, Side
 from .simulated_executor import SimulatedExecutor
+from .strategies import requests, scheduling
 
 G = Generation(1)
 
@@ -213,34 +218,30 @@ def test_a_cancel_at_any_time_gives_everything_back(pair: Pair, steps: int) -> N
         assert sum(event == Released(G) for event in side.events) == 1
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> list[EngineRequest]:
-    return [
-        engine_request(
-            generation,
-            draw(st.lists(st.integers(0, 19), min_size=1, max_size=7)),
-            max_tokens=draw(st.integers(1, 5)),
-            threshold=draw(st.sampled_from([0.0, 0.4, 1.0])),
-            ignore_eos=draw(st.booleans()),
-        )
-        for generation in range(1, draw(st.integers(1, 6)) + 1)
-    ]
-
-
 ACTIONS = ["start", "p", "p", "d", "d", "deliver", "deliver", "deliver", "cancel", "lose"]
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    made=requests(),
+    made=requests(most=6),
     actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9)), max_size=150),
+    on_p=scheduling(),
+    on_d=scheduling(),
+    layout=st.sampled_from(["last_exited", "shared"]),
 )
 def test_whatever_the_order_every_request_ends_once_on_both_sides(
-    made: list[EngineRequest], actions: list[tuple[str, int]]
+    made: list[EngineRequest],
+    actions: list[tuple[str, int]],
+    on_p: dict[str, Any],
+    on_d: dict[str, Any],
+    layout: KVLayout,
 ) -> None:
     pair = Pair(
-        Side(SimulatedExecutor(num_blocks=32), chunk_tokens=3),
-        Side(SimulatedExecutor(num_blocks=64, num_slots=2, num_receive_slots=3)),
+        Side(SimulatedExecutor(num_blocks=32, layout=layout), config=SchedulerConfig(**on_p)),
+        Side(
+            SimulatedExecutor(num_blocks=64, num_slots=2, num_receive_slots=3, layout=layout),
+            config=SchedulerConfig(**on_d),
+        ),
     )
     left, started, cancelled = list(made), set[Generation](), set[Generation]()
 
@@ -273,7 +274,7 @@ def test_whatever_the_order_every_request_ends_once_on_both_sides(
     decoded, computed = outcomes(pair.decode.events), outcomes(pair.prefill.events)
     for request in made:
         if request.generation in started:
-            outcome, expected = decoded[request.generation], alone(request)
+            outcome, expected = decoded[request.generation], oracle(request, layout)
             assert outcome.released == computed[request.generation].released == 1
             assert outcome.tokens == expected[0][: len(outcome.tokens)]
             assert request.generation in cancelled or outcome.result == expected
