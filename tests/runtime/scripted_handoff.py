@@ -5,6 +5,8 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from rlt.runtime.config import SchedulerConfig
 from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import EngineEvent, Refuse, Reservation, Wait
@@ -16,7 +18,7 @@ from rlt.runtime.interfaces import (
     SendEnded,
 )
 from rlt.runtime.plans import FinishedRange, SendOrder, TransferFeedback
-from rlt.runtime.types import BlockTables, EngineRequest, Generation
+from rlt.runtime.types import BlockTables, EngineRequest, Generation, TokenRange
 
 from .simulated_executor import Clock, SimulatedExecutor, copy_range
 
@@ -43,9 +45,17 @@ class ScriptedSchedulerConnector:
             assert finished.generation in self.sources, "finished before it was admitted"
             self.ranges.append(finished)
             if finished.generation in self.targets and finished.generation not in self.stopped:
-                self.orders.append(self._order(finished, finished.depth))
+                if lacked := self._lacked(finished):
+                    self.orders.append(self._order(lacked, finished.depth))
                 if finished.hidden_ready:
                     self.orders.append(self._order(finished, None))
+
+    def _lacked(self, finished: FinishedRange) -> FinishedRange | None:
+        """What D did not have already."""
+        start = max(finished.range.start, self.targets[finished.generation].cached_tokens)
+        if start >= finished.range.stop:
+            return None
+        return msgspec.structs.replace(finished, range=TokenRange(start, finished.range.stop))
 
     def _order(self, finished: FinishedRange, depth: int | None) -> SendOrder:
         tables, slot = self.sources[finished.generation]
@@ -131,7 +141,7 @@ class Pair:
     def start(self, request: EngineRequest) -> Reservation | Wait | Refuse:
         answer = self.decode.core.reserve(request)
         if isinstance(answer, Reservation):
-            self._prompts[request.generation] = len(request.prompt)
+            self._prompts[request.generation] = len(request.prompt) - answer.cached_tokens
             self.prefill.connector.targets[request.generation] = answer
             self.prefill.core.add_prefill(request)
         return answer
