@@ -3,9 +3,10 @@
     python tools/accuracy.py                                   # the embedded model, in this process
     python tools/accuracy.py --max-loops 4 3 2 --threshold 1   # fixed depths
     python tools/accuracy.py --threshold 0.9 0.7 0.5 --min-loops 1 2
+    python tools/accuracy.py --mode ouro ouro_delayed --threshold 0.5 --min-loops 1
     python tools/accuracy.py --connect ipc:///tmp/.../client.sock
 
-Every combination of the three lists is run on the same problems. Their seed is not one that the
+Every combination of the four lists is run on the same problems. Their seed is not one that the
 training used. The mean depth leaves out first tokens, which always run every loop.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from problems import Problem, sample
 
@@ -36,6 +38,10 @@ class Score:
     loops: int = 0  # over all tokens but the first of each answer
     tokens: int = 0
     seconds: float = 0.0
+
+    @property
+    def mean_loops(self) -> float:
+        return self.loops / max(1, self.tokens)
 
 
 def score(frontend: Frontend, problems: list[Problem], setting: ExitParams, at_once: int) -> Score:
@@ -91,21 +97,33 @@ def frontend_for(options: argparse.Namespace) -> Iterator[Frontend]:
 
         with closing(Client(options.connect)) as client:
             yield client
-        return
+    else:
+        with local_engine(options.model, options.threads, options.dtype) as engine:
+            yield engine
+
+
+@contextmanager
+def local_engine(
+    model: Path, threads: int | None = None, dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+) -> Iterator[Frontend]:
     from rlt.coordinator.text import CheckpointTokenizer
     from rlt.runtime.config import EngineConfig
     from rlt.runtime.local import LocalEngine
 
-    config = EngineConfig(
-        model=str(options.model), threads=options.threads, dtype=options.dtype, device="auto"
-    )
-    with LocalEngine(config, tokenizer=CheckpointTokenizer(options.model)) as engine:
+    config = EngineConfig(model=str(model), threads=threads, dtype=dtype, device="auto")
+    with LocalEngine(config, tokenizer=CheckpointTokenizer(model)) as engine:
         yield engine
+
+
+def problems_of(seed: int, count: int) -> list[Problem]:
+    rng = random.Random(seed)
+    return [sample(rng) for _ in range(count)]
 
 
 def settings_for(options: argparse.Namespace) -> list[ExitParams]:
     return [
-        ExitParams(exit_threshold=threshold, min_loops=least, max_loops=most)
+        ExitParams(exit_mode=mode, exit_threshold=threshold, min_loops=least, max_loops=most)
+        for mode in options.mode
         for most in options.max_loops
         for threshold in options.threshold
         for least in options.min_loops
@@ -118,6 +136,13 @@ def read_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--problems", type=int, default=40, help="how many (default: 40)")
     add("--seed", type=int, default=2024, help="of the problems (default: 2024)")
+    add(
+        "--mode",
+        nargs="+",
+        default=["ouro"],
+        choices=("ouro", "ouro_delayed", "random_lookahead"),
+        help="exit modes (default: ouro)",
+    )
     add(
         "--threshold",
         type=float,
@@ -142,19 +167,23 @@ def read_options() -> argparse.Namespace:
 
 def main() -> None:
     options = read_options()
-    rng = random.Random(options.seed)
-    problems = [sample(rng) for _ in range(options.problems)]
+    problems = problems_of(options.seed, options.problems)
     print(f"{len(problems)} problems of seed {options.seed}")
-    print(f"{'threshold':>9} {'min':>4} {'max':>4} {'right':>9} {'mean loops':>10} {'tokens/s':>9}")
+    print(
+        f"{'mode':16} {'threshold':>9} {'min':>4} {'max':>4} {'right':>9} {'mean loops':>10} "
+        f"{'tokens/s':>9}"
+    )
     with frontend_for(options) as frontend:
         for setting in settings_for(options):
             result = score(frontend, problems, setting, options.at_once)
             values = (setting.exit_threshold, setting.min_loops, setting.max_loops)
             threshold, least, most = ("-" if value is None else value for value in values)
             right = f"{result.right}/{len(problems)}"
-            mean = result.loops / max(1, result.tokens)
             speed = (result.tokens + len(problems)) / result.seconds
-            print(f"{threshold:>9} {least:>4} {most:>4} {right:>9} {mean:>10.2f} {speed:>9.0f}")
+            print(
+                f"{setting.exit_mode:16} {threshold:>9} {least:>4} {most:>4} {right:>9} "
+                f"{result.mean_loops:>10.2f} {speed:>9.0f}"
+            )
 
 
 if __name__ == "__main__":
