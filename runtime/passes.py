@@ -27,15 +27,14 @@ def prefill_rows(
     geometry: KVGeometry,
     *,
     chunk_tokens: int,
-    budget: int,
 ) -> tuple[PrefillRow, ...]:
-    """One loop of as many chunks as fit the token budget, by priority and then in order.
+    """One loop of as many chunks as fit `chunk_tokens` positions, by priority and then in order.
 
-    A chunk is never cut to what is left of the budget, so its bounds do not depend on its
+    A chunk is never cut to what is left of them, so its bounds do not depend on its
     neighbours; the first one always fits, and who was passed over too often goes first. Layout
     shared reads the last executed version at every depth, so there a chunk is one position.
     """
-    size = chunk_tokens if geometry.layout == "last_exited" else 1
+    size, budget = chunk_tokens if geometry.layout == "last_exited" else 1, chunk_tokens
     rows: list[PrefillRow] = []
     for request in sorted(requests, key=_turn):
         chunk = request.next_chunk(size)

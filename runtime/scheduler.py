@@ -153,9 +153,7 @@ class Scheduler:
                 return SchedulerOutput(sequence=sequence, stage=stage, prelude=rows)
             case Stage.RECURRENT:
                 loops = loop_rows(ready[Phase.NEEDS_LOOP], kv)
-                prefill = (
-                    self._prompts(ready, beside=len(loops)) if self._turns.mixes(ready) else ()
-                )
+                prefill = self._prompts(ready) if self._turns.mixes(ready) else ()
                 return SchedulerOutput(sequence=sequence, stage=stage, loops=loops, prefill=prefill)
             case Stage.CODA:
                 exited = ready[Phase.NEEDS_CODA]
@@ -171,17 +169,11 @@ class Scheduler:
             case _:
                 assert_never(stage)
 
-    def _prompts(self, ready: Ready, beside: int = 0) -> tuple[PrefillRow, ...]:
-        """beside: decode rows that share the pass's token budget."""
-        config, prompts = self._config, ready[Phase.PREFILLING]
-        budget = config.chunk_tokens
-        if config.token_budget is not None:
-            budget = min(budget, config.token_budget - beside)
+    def _prompts(self, ready: Ready) -> tuple[PrefillRow, ...]:
+        size, prompts = self._config.chunk_tokens, ready[Phase.PREFILLING]
         for request in prompts:
             request.passed_over += 1  # set to 0 again for those that take part
-        return prefill_rows(
-            prompts, self._kv, self._geometry, chunk_tokens=config.chunk_tokens, budget=budget
-        )
+        return prefill_rows(prompts, self._kv, self._geometry, chunk_tokens=size)
 
     # What came out.
 

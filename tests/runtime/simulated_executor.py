@@ -67,7 +67,8 @@ class Memory:
 class SimulatedExecutor:
     """`eager`: passes are computed by collect(); otherwise the test calls finish_pass().
 
-    `hold_readback`: passes are computed, but their results reach nobody yet.
+    `hold_readback`: passes are computed, but their results reach nobody yet. `one_by_one`: each
+    collect() computes one pass at most, so that others stay in flight.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class SimulatedExecutor:
         self.memory = Memory()
         self.eager = eager
         self.hold_readback = False
+        self.one_by_one = False
         self.fail_next_pass: str | None = None
         self.plans: list[SchedulerOutput] = []  # everything ever submitted
         self.scores: list[GateScore] = []  # everything ever reported
@@ -192,6 +194,8 @@ class SimulatedExecutor:
     def collect(self) -> list[ModelRunnerOutput]:
         while self.eager and self._queued:
             self.finish_pass()
+            if self.one_by_one:
+                break
         if self.hold_readback:
             return []
         finished, self._finished = self._finished, []

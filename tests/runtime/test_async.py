@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rlt.runtime.events import Released
+from rlt.runtime.events import EngineEvent, Released
 from rlt.runtime.plans import LoopRow, Stage
 from rlt.runtime.types import ExitMode, FinishReason, Generation
 
@@ -72,6 +72,7 @@ def test_a_fixed_depth_needs_no_result_up_to_the_bound_of_passes_in_flight() -> 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 4])
 def test_no_loop_runs_beyond_the_exit_depth(mode: ExitMode, max_in_flight: int) -> None:
     executor = SimulatedExecutor(num_blocks=400)
+    executor.one_by_one = True
     core = local_core(executor, max_in_flight=max_in_flight)
     requests = [
         engine_request(
@@ -87,6 +88,8 @@ def test_no_loop_runs_beyond_the_exit_depth(mode: ExitMode, max_in_flight: int) 
     for request in requests:
         core.add_local(request)
     ended = outcomes(drain(core))
+    for request in requests:
+        assert ended[request.generation].result == oracle(request)
     depths = [depth for request in requests for depth in ended[request.generation].depths[1:]]
     assert len(loops_of(executor)) == sum(depths)
     assert set(depths) > {2, 3}, "the scores are too alike to tell anything"
@@ -143,7 +146,7 @@ def test_a_request_that_ended_keeps_its_memory_until_every_pass_of_it_retired() 
     core = local_core(executor, max_in_flight=3)
     request = engine_request(1, ends_early(), threshold=1.0, max_tokens=12, ignore_eos=False)
     core.add_local(request)
-    events = []
+    events: list[EngineEvent] = []
     while not (seen := outcomes(events).get(G)) or seen.finish is None:
         events += core.step()
         executor.finish_pass()
@@ -213,10 +216,12 @@ def test_a_failed_pass_fails_its_requests_once_though_more_of_them_is_in_flight(
 def test_loops_run_ahead_only_where_they_leave_no_larger_batch_behind() -> None:
     """Rows that wait for scores would else be a second, smaller batch for ever."""
     executor = SimulatedExecutor(num_blocks=400)
-    core = local_core(executor, max_in_flight=2, chunk_tokens=8)
+    executor.one_by_one = True
+    core = local_core(executor, max_in_flight=2, chunk_tokens=9)
     for generation in range(1, 4):
         core.add_local(engine_request(generation, max_tokens=20, min_loops=1, threshold=0.9))
-    core.step()
+    while not loops_of(executor):
+        core.step()
     core.add_local(engine_request(4, max_tokens=20, min_loops=1, threshold=0.9))
     drain(core)
     sizes = [len(plan.loops) for plan in executor.plans if plan.loops]

@@ -63,8 +63,8 @@ def test_a_prompt_that_is_done_joins_a_cohort_at_its_next_coda() -> None:
     core.add_local(engine_request(2, threshold=1.0, max_tokens=4))
     drain(core)
     codas = [[row.generation for row in plan.coda] for plan in executor.plans if plan.coda]
-    joined = codas.index([1, 2])
-    assert codas[:joined] == [[1]] * joined and joined < 4
+    joined = codas.index([G, Generation(2)])
+    assert codas[:joined] == [[G]] * joined and joined < 4
 
 
 def test_a_loop_pass_takes_prompt_rows_too_so_that_no_decode_waits_for_a_prompt() -> None:

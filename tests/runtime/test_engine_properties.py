@@ -15,7 +15,7 @@ from .oracle import oracle
 from .simulated_executor import SimulatedExecutor
 from .strategies import requests, scheduling
 
-ACTIONS = ["add", "add", "step", "step", "step", "finish", "finish", "cancel", "fail"]
+ACTIONS = [*["add"] * 4, *["step"] * 8, *["finish"] * 8, "cancel", "fail"]
 
 
 @examples(max_examples=250, deadline=None)
@@ -28,6 +28,7 @@ ACTIONS = ["add", "add", "step", "step", "step", "finish", "finish", "cancel", "
     settings=scheduling(),
     block_size=st.integers(1, 4),
     layout=st.sampled_from(["last_exited", "shared"]),
+    one_by_one=st.booleans(),
 )
 def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
     made: list[EngineRequest],
@@ -38,6 +39,7 @@ def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
     settings: dict[str, Any],
     block_size: int,
     layout: KVLayout,
+    one_by_one: bool,
 ) -> None:
     executor = SimulatedExecutor(
         num_blocks=num_blocks + 28 * (block_size == 1),
@@ -69,7 +71,7 @@ def test_every_request_ends_once_and_its_tokens_are_those_it_gives_alone(
         core.check()
     for request in to_add:
         core.add_local(request)
-    executor.eager = True
+    executor.eager, executor.one_by_one = True, one_by_one
     if not core.idle():
         events += drain(core)
     events += core.step()

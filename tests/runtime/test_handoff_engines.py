@@ -228,6 +228,7 @@ ACTIONS = ["start", "p", "p", "d", "d", "deliver", "deliver", "deliver", "cancel
     on_p=scheduling(),
     on_d=scheduling(),
     layout=st.sampled_from(["last_exited", "shared"]),
+    one_by_one=st.booleans(),
 )
 def test_whatever_the_order_every_request_ends_once_on_both_sides(
     made: list[EngineRequest],
@@ -235,6 +236,7 @@ def test_whatever_the_order_every_request_ends_once_on_both_sides(
     on_p: dict[str, Any],
     on_d: dict[str, Any],
     layout: KVLayout,
+    one_by_one: bool,
 ) -> None:
     pair = Pair(
         Side(SimulatedExecutor(num_blocks=32, layout=layout), config=SchedulerConfig(**on_p)),
@@ -243,6 +245,7 @@ def test_whatever_the_order_every_request_ends_once_on_both_sides(
             config=SchedulerConfig(**on_d),
         ),
     )
+    pair.prefill.executor.one_by_one = pair.decode.executor.one_by_one = one_by_one
     left, started, cancelled = list(made), set[Generation](), set[Generation]()
 
     def start() -> None:
