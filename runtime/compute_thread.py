@@ -27,23 +27,27 @@ class _Call:
 
 
 class ComputeThread:
-    """run: executes one pass and never raises. enter: called once, first, on the thread."""
+    """run: executes one pass and never raises. Made without a thread: start() makes it."""
 
-    def __init__(
-        self,
-        run: Callable[[SchedulerOutput], ModelRunnerOutput],
-        enter: Callable[[], None],
-    ) -> None:
+    def __init__(self, run: Callable[[SchedulerOutput], ModelRunnerOutput]) -> None:
         self._run = run
-        self._enter = enter
-        self._changed = threading.Condition()  # guards the four below
+        self._changed = threading.Condition()  # guards all below
         self._waiting: deque[SchedulerOutput | _Call] = deque()
         self._finished: deque[ModelRunnerOutput] = deque()
         self._busy = False
-        self._stopping = False
+        self._stopping = False  # takes no more work
+        self._ended = False  # nothing more will come out
         self._sink: Callable[[], None] | None = None
-        self._thread = threading.Thread(target=self._work, name="rlt-compute", daemon=False)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Idempotent."""
+        with self._changed:
+            if self._stopping:
+                raise WorkerError("the compute thread was shut down; start a new engine")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="rlt-compute", daemon=False)
+                self._thread.start()
 
     def submit(self, plan: SchedulerOutput) -> None:
         self._put(plan, f"pass {plan.sequence}")
@@ -66,7 +70,8 @@ class ComputeThread:
 
     def wait(self, timeout_s: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._finished), timeout_s)
+            self._changed.wait_for(lambda: bool(self._finished) or self._ended, timeout_s)
+            return bool(self._finished)
 
     def set_event_sink(self, sink: Callable[[], None] | None) -> None:
         self._sink = sink
@@ -80,9 +85,13 @@ class ComputeThread:
         """Finish the running pass, hand the waiting ones back as failed, join. Idempotent."""
         with self._changed:
             self._stopping = True
+            thread = self._thread
+            self._ended = self._ended or thread is None
             self._changed.notify_all()
-        self._thread.join(JOIN_TIMEOUT_S)
-        if self._thread.is_alive():
+        if thread is None:
+            return
+        thread.join(JOIN_TIMEOUT_S)
+        if thread.is_alive():
             raise WorkerError(
                 f"the compute thread did not finish its pass in {JOIN_TIMEOUT_S:.0f} s; kill the "
                 "worker process"
@@ -92,12 +101,13 @@ class ComputeThread:
         with self._changed:
             if self._stopping:
                 raise WorkerError(f"{what} was submitted after shutdown; start a new engine")
+            if self._thread is None:
+                raise WorkerError(f"{what} was submitted before prepare(); call that first")
             self._waiting.append(job)
             self._changed.notify_all()
 
     def _work(self) -> None:
         try:
-            self._enter()
             while (job := self._next_job()) is not None:
                 self._do(job)
         finally:
@@ -126,7 +136,8 @@ class ComputeThread:
 
     def _fail_waiting(self) -> None:
         with self._changed:
-            self._stopping = True
+            self._stopping = self._ended = True
+            self._busy = False
             for job in self._waiting:
                 if isinstance(job, _Call):
                     job.done.set_exception(WorkerError("the engine shut down before this call"))

@@ -1,7 +1,7 @@
 """The one entry to the device side: slots, passes in, results out.
 
 Owns the slots and the compute thread's life. Never decides what runs, and never computes on the
-caller's thread: a call here returns at once, but for warm_up, synchronize and shutdown.
+caller's thread: a call here returns at once, but for prepare, warm_up, synchronize and shutdown.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadExecutor:
-    """All methods but the event sink are for one caller thread."""
+    """All methods but wait_capacity are for one caller thread. Nothing runs before prepare()."""
 
     def __init__(
         self, worker: Worker, *, num_slots: int, num_receive_slots: int, snapshot_bytes: int = 0
@@ -35,8 +35,9 @@ class ThreadExecutor:
         self._receive_slots = SlotPool(num_slots, num_receive_slots)
         self._epoch = CapacityEpoch()
         self._snapshots = Snapshots(worker.parts.storage, snapshot_bytes)
-        self._suspends = 0
-        self._compute = ComputeThread(worker.run, worker.enter_thread)
+        self._memory_jobs = 0  # saves, loads and truncates posted
+        self._compute = ComputeThread(worker.run)
+        self._prepared = False
 
     @property
     def storage(self) -> KVStorage:
@@ -56,6 +57,7 @@ class ThreadExecutor:
             num_slots=self._num_slots,
             num_receive_slots=self._num_receive_slots,
             max_positions=parts.description.max_positions,
+            snapshot_bytes=self._snapshots.bound_bytes,
         )
 
     def capacity(self) -> Capacity:
@@ -63,7 +65,7 @@ class ThreadExecutor:
             self._epoch.value,
             self._slots.free,
             self._receive_slots.free,
-            self._suspends - self._worker.saved,
+            self._memory_jobs - self._worker.settled,
         )
 
     def wait_capacity(self, epoch: int, timeout_s: float) -> bool:
@@ -111,7 +113,7 @@ class ThreadExecutor:
         except WorkerError:
             self._snapshots.drop(generation)
             raise
-        self._suspends += 1
+        self._memory_jobs += 1
         self._released(self._slots.give_back(generation))
         return SuspendReceipt(generation, slot, len(snapshot.blocks), snapshot.num_bytes)
 
@@ -127,6 +129,7 @@ class ThreadExecutor:
         except WorkerError:
             self._slots.give_back(generation)
             raise
+        self._memory_jobs += 1
         self._released(self._snapshots.drop(generation))
         return slot
 
@@ -136,6 +139,7 @@ class ThreadExecutor:
     def truncate(self, generation: Generation, tokens: int, tables: BlockTables) -> None:
         """The dropped positions hold NaN afterwards, as far as these tables reach."""
         self._compute.post(lambda: self._worker.truncate(generation, tokens, tables), "a truncate")
+        self._memory_jobs += 1
 
     def collect(self) -> list[ModelRunnerOutput]:
         return self._compute.collect()
@@ -148,6 +152,13 @@ class ThreadExecutor:
 
     def memory_breakdown(self) -> dict[str, int]:
         return self._worker.memory_breakdown() | {"snapshots": self._snapshots.num_bytes}
+
+    def prepare(self) -> None:
+        """Start the compute thread. Idempotent; after a failure it may be tried again."""
+        self._compute.start()
+        if not self._prepared:
+            self._compute.call(self._worker.enter_thread)
+            self._prepared = True
 
     def warm_up(self) -> None:
         """On the compute thread: what warms up there is partly per thread."""
@@ -187,9 +198,15 @@ def build_executor(
 ) -> ThreadExecutor:
     """Load the checkpoint, allocate the pool and start the compute thread."""
     worker = load_worker(config, clock or SystemClock(), progress)
-    return ThreadExecutor(
+    executor = ThreadExecutor(
         worker,
         num_slots=config.num_slots,
         num_receive_slots=config.num_receive_slots,
         snapshot_bytes=config.snapshot_bytes,
     )
+    try:
+        executor.prepare()
+    except BaseException:
+        executor.shutdown()
+        raise
+    return executor

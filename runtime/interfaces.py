@@ -49,8 +49,9 @@ class Capacity(msgspec.Struct, frozen=True):
     """A snapshot; `epoch` moves whenever slots or snapshot bytes are released, so that a blocked
     caller can wait.
 
-    unsettled: suspends that have yet to read their blocks. A plan may name such blocks at once; a
-    peer's WRITE may not, so a reservation waits while there are any.
+    unsettled: suspends that have yet to read their blocks, restores and truncates that have yet to
+    write to theirs. A plan may name such blocks at once; a peer's WRITE may not, so a reservation
+    waits while there are any.
     """
 
     epoch: int

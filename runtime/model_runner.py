@@ -57,6 +57,7 @@ class ModelRunner:
             scores = self._loop(plan.prefill, plan.loops)
             tokens = self._coda(plan.coda)
             verified = verify(self._model, self._storage, plan.verify, self._scratch)
+            self._settle(plan.prefill)
         at_s = self._clock.wall_s()
         return ModelRunnerOutput(
             sequence=plan.sequence,
@@ -92,6 +93,11 @@ class ModelRunner:
     @property
     def chunk_bytes(self) -> int:
         return sum(state.nbytes for state in list(self._chunks.values()))
+
+    def _settle(self, prefill: Sequence[PrefillRow]) -> None:
+        """A finished range may be sent at once, so on CUDA its kernels must have ended."""
+        if prefill and self._storage.kv.is_cuda:
+            torch.cuda.current_stream().synchronize()
 
     def _finalize(self, rows: Sequence[FinalizeRow]) -> None:
         if any(row.targets for row in rows):

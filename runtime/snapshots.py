@@ -35,7 +35,7 @@ class Snapshot:
 class Snapshots:
     def __init__(self, storage: KVStorage, bound_bytes: int) -> None:
         self._storage = storage
-        self._bound_bytes = bound_bytes
+        self.bound_bytes = bound_bytes
         self._held: dict[Generation, Snapshot] = {}
 
     @property
@@ -49,10 +49,10 @@ class Snapshots:
         index = {block: place for place, block in enumerate(dict.fromkeys(entries))}
         geometry = self._storage.geometry
         size = len(index) * geometry.block_bytes + geometry.hidden_bytes + TOKEN_BYTES + chunk_bytes
-        if self.num_bytes + size > self._bound_bytes:
+        if self.num_bytes + size > self.bound_bytes:
             raise CapacityError(
                 f"generation {generation}: a snapshot of {size} bytes beside {self.num_bytes} held "
-                f"ones exceeds the bound of {self._bound_bytes}; raise --snapshot-bytes"
+                f"ones exceeds the bound of {self.bound_bytes}; raise --snapshot-bytes"
             )
         kv, hidden = self._storage.kv, self._storage.hidden
         snapshot = Snapshot(

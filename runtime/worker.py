@@ -73,7 +73,7 @@ class Worker:
         self.parts = parts
         self.runner = ModelRunner(parts.model, parts.storage, clock, random_head_seed)
         self.broken = BrokenRequests()
-        self.saved = 0  # suspends whose blocks have been read; written by the compute thread alone
+        self.settled = 0  # saves, loads and truncates done; written by the compute thread alone
         self._threads = threads
         self._counters = WorkCounters()
 
@@ -117,25 +117,28 @@ class Worker:
             logger.exception("generation %d: suspending it failed", generation)
             snapshot.error = f"suspending it failed: {type(error).__name__}: {error}"
         finally:
-            self.saved += 1
+            self.settled += 1
 
     def load(
         self, generation: Generation, slot: int, snapshot: Snapshot, tables: BlockTables
     ) -> None:
         """Write a snapshot back. Never raises: a failure fails the request's next pass."""
-        if snapshot.error is not None:
-            self.broken.add(generation, snapshot.error)
-            return
         try:
+            if snapshot.error is not None:
+                self.broken.add(generation, snapshot.error)
+                return
             with torch.inference_mode():
                 load_blocks(self.parts.storage.kv, snapshot, tables)
                 self.parts.storage.hidden[slot] = snapshot.hidden.to(self.parts.device)
                 self.runner.tokens.put(generation, slot, snapshot.token)
                 if snapshot.chunk is not None:
                     self.runner.put_chunk(generation, snapshot.chunk.to(self.parts.device))
+            self._finish_writing()
         except Exception as error:
             logger.exception("generation %d: restoring it failed", generation)
             self.broken.add(generation, f"restoring it failed: {type(error).__name__}: {error}")
+        finally:
+            self.settled += 1
 
     def truncate(self, generation: Generation, tokens: int, tables: BlockTables) -> None:
         """Never raises: a failure fails the request's next pass."""
@@ -143,9 +146,17 @@ class Worker:
         try:
             with torch.inference_mode():
                 poison(storage.kv, tokens, storage.geometry.block_size, tables)
+            self._finish_writing()
         except Exception as error:
             logger.exception("generation %d: truncating it failed", generation)
             self.broken.add(generation, f"truncating it failed: {type(error).__name__}: {error}")
+        finally:
+            self.settled += 1
+
+    def _finish_writing(self) -> None:
+        """Afterwards a peer may write where this thread has written."""
+        if self.parts.storage.kv.is_cuda:
+            torch.cuda.current_stream().synchronize()
 
     def forget(self, generation: Generation) -> None:
         self.runner.forget(generation)

@@ -43,6 +43,7 @@ class Engine:
         self.executor = ThreadExecutor(
             self.worker, num_slots=4, num_receive_slots=1, snapshot_bytes=snapshot_bytes
         )
+        self.executor.prepare()
         storage = self.worker.parts.storage
         storage.kv.fill_(float("nan"))
         storage.hidden.fill_(float("nan"))
