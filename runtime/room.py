@@ -110,7 +110,10 @@ class Room:
             phase: [r for r in requests if r.phase is phase and r.generation not in out]
             for phase, requests in ready.items()
         }
-        return {phase: requests for phase, requests in left.items() if requests}
+        left = {phase: requests for phase, requests in left.items() if requests}
+        if self._unsaved and not left:
+            self._fail_one_unsaved()
+        return left
 
     def _grow(self, request: Request) -> bool:
         while not self._kv.grow(request.generation, request.position + 1):
@@ -144,6 +147,14 @@ class Room:
         self._book.suspend(request)
         self._made_room = True
         self._numbers["preemptions"] += 1
+
+    def _fail_one_unsaved(self) -> None:
+        """The executor kept less memory for snapshots than it had said, and nobody can run."""
+        victims = [self._book.get(generation) for generation in self._unsaved]
+        victim = max((v for v in victims if v is not None), key=lambda v: v.urgency)
+        message = "its blocks are needed and its snapshot has no room: raise --snapshot-bytes"
+        self._book.fail(victim, CapacityError.code, message)
+        self._made_room = True
 
     # The way back.
 

@@ -6,11 +6,12 @@ from hypothesis import given, note
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from rlt.runtime.engine_core import EngineCore
 from rlt.runtime.events import EngineEvent
 from rlt.runtime.types import EngineRequest, Generation, KVLayout
 
 from .growing_executor import GrowingExecutor
-from .helpers import at_rest, drain, engine_request, local_core, outcomes
+from .helpers import at_rest, engine_request, local_core, outcomes
 from .oracle import oracle
 
 PREFIXES = ((), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7), (1, 2, 9, 9, 9))
@@ -25,7 +26,7 @@ def requests(draw: st.DrawFn) -> list[EngineRequest]:
             engine_request(
                 generation,
                 (*draw(st.sampled_from(PREFIXES)), *tail),
-                max_tokens=draw(st.integers(1, 12)),
+                max_tokens=draw(st.integers(1, 6) | st.integers(8, 16)),
                 threshold=draw(st.sampled_from([0.3, 1.0])),
                 mode=draw(st.sampled_from(["ouro", "ouro_delayed"])),
                 ignore_eos=draw(st.booleans()),
@@ -51,6 +52,22 @@ def scheduling(draw: st.DrawFn) -> dict[str, Any]:
 
 def columns_of(request: EngineRequest, block_size: int) -> int:
     return -(-request.capacity_tokens // block_size)
+
+
+class Watch:
+    """Whoever is suspended gives way to someone more urgent who still runs."""
+
+    def __init__(self, executor: GrowingExecutor, made: list[EngineRequest]) -> None:
+        self._executor = executor
+        self._urgency = {r.generation: (r.priority, r.generation) for r in made}
+        self._seen = 0
+
+    def check(self, core: EngineCore) -> None:
+        fresh = self._executor.suspended[self._seen :]
+        self._seen += len(fresh)
+        runs = [g for g, phase in core.live().items() if phase not in ("waiting", "suspended")]
+        for generation in fresh:
+            assert any(self._urgency[g] < self._urgency[generation] for g in runs)
 
 
 ACTIONS = ["add", "add", "step", "step", "step", "finish", "finish", "cancel"]
@@ -96,6 +113,12 @@ def test_whatever_grows_shares_or_is_preempted_gives_what_it_gives_alone(
     events: list[EngineEvent] = []
     to_add, to_cancel = list(made), list(victims)
     cancelled: set[Generation] = set()
+    watch = Watch(executor, made)
+
+    def step() -> None:
+        events.extend(core.step())
+        watch.check(core)
+
     for action in actions:
         if action == "add" and to_add:
             core.add_local(executor.know(to_add.pop(0)))
@@ -106,14 +129,17 @@ def test_whatever_grows_shares_or_is_preempted_gives_what_it_gives_alone(
         elif action == "finish" and executor.pass_queued:
             executor.finish_pass()
         else:
-            events += core.step()
+            step()
         core.check()
     for request in to_add:
         core.add_local(executor.know(request))
     executor.eager = True
-    if not core.idle():
-        events += drain(core)
-    events += core.step()
+    for _ in range(3000):
+        step()
+        core.check()
+        if core.idle():
+            break
+    assert core.idle(), core.live()
     at_rest(core)
     assert not executor.snapshots, "a snapshot outlived its request"
     note(f"{len(executor.suspended)} suspended, {core.statistics()['prefix_hits']} hits")
