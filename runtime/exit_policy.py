@@ -88,8 +88,6 @@ class ScoredDepth:
     def after(self, loops: int) -> Next:
         if loops >= self._exit_depth:
             return Next.EXIT
-        if self._exit_depth < self._max_loops:
-            return Next.LOOP  # the signal came, and the loops that follow it are to run
         deciding = loops - self._lookahead  # its score says whether one more loop runs
         known = deciding < self._min_loops or deciding <= self._fed
         return Next.LOOP if known else Next.WAIT

@@ -130,7 +130,7 @@ class Scheduler:
         if len(self._in_flight) >= self._config.max_in_flight:
             return None
         ready = self._room.ready(by_phase(self._book.executing()))
-        stage = self._turns.choose(ready, ahead=bool(self._in_flight))
+        stage = self._turns.choose(ready)
         if stage is None:
             return None
         self._sequence += 1

@@ -26,12 +26,20 @@ class Turns:
         self._config = config
         self._prompt_passes = 0  # since the last loop pass
 
-    def choose(self, ready: Ready, *, ahead: bool) -> Stage | None:
-        """ahead: a pass is in flight, so that waiting for its results is an answer too."""
-        stage = self._next(ready)
-        if ahead and stage is not None and self._should_wait(stage, ready):
-            return None
-        return stage
+    def choose(self, ready: Ready) -> Stage | None:
+        """None: nothing can run before a result of what is in flight comes."""
+        looping = Phase.NEEDS_LOOP in ready or Phase.AWAITS_SCORE in ready
+        if self._config.refill or not looping:
+            if Phase.NEEDS_CODA in ready:
+                return Stage.CODA
+            if Phase.NEEDS_PRELUDE in ready:
+                return Stage.PRELUDE
+        loops = Stage.RECURRENT if Phase.NEEDS_LOOP in ready else None
+        if Phase.PREFILLING not in ready or (loops and self.mixes(ready)):
+            return loops
+        if looping and self._prompt_passes >= self._config.prefill_passes:
+            return loops
+        return Stage.PREFILL
 
     def mixes(self, ready: Ready) -> bool:
         """A loop pass takes prompt rows too: a whole chunk fits beside the decode rows."""
@@ -46,24 +54,3 @@ class Turns:
             self._prompt_passes += 1
         elif stage is Stage.RECURRENT:
             self._prompt_passes = 0
-
-    def _next(self, ready: Ready) -> Stage | None:
-        looping = Phase.NEEDS_LOOP in ready or Phase.AWAITS_SCORE in ready
-        if self._config.refill or not looping:
-            if Phase.NEEDS_CODA in ready:
-                return Stage.CODA
-            if Phase.NEEDS_PRELUDE in ready:
-                return Stage.PRELUDE
-        loops = Stage.RECURRENT if Phase.NEEDS_LOOP in ready else None
-        if Phase.PREFILLING not in ready or (loops and self.mixes(ready)):
-            return loops
-        if looping and self._prompt_passes >= self._config.prefill_passes:
-            return loops
-        return Stage.PREFILL
-
-    def _should_wait(self, stage: Stage, ready: Ready) -> bool:
-        """Loops run ahead only where they leave behind no more rows than they take: else batches
-        that could be one would stay two."""
-        shares = stage is Stage.RECURRENT or (stage is Stage.PREFILL and self._config.mixed_batches)
-        waiting = len(ready.get(Phase.AWAITS_SCORE, ()))
-        return shares and waiting > len(ready.get(Phase.NEEDS_LOOP, ()))

@@ -211,18 +211,3 @@ def test_a_failed_pass_fails_its_requests_once_though_more_of_them_is_in_flight(
     events = core.step()
     assert outcomes(events)[G].error == "pass_failed" and events[-1] == Released(G)
     at_rest(core)
-
-
-def test_loops_run_ahead_only_where_they_leave_no_larger_batch_behind() -> None:
-    """Rows that wait for scores would else be a second, smaller batch for ever."""
-    executor = SimulatedExecutor(num_blocks=400)
-    executor.one_by_one = True
-    core = local_core(executor, max_in_flight=2, chunk_tokens=9)
-    for generation in range(1, 4):
-        core.add_local(engine_request(generation, max_tokens=20, min_loops=1, threshold=0.9))
-    while not loops_of(executor):
-        core.step()
-    core.add_local(engine_request(4, max_tokens=20, min_loops=1, threshold=0.9))
-    drain(core)
-    sizes = [len(plan.loops) for plan in executor.plans if plan.loops]
-    assert sum(size == 4 for size in sizes) > len(sizes) / 2
