@@ -6,10 +6,13 @@ A chunk is (depth, positions) or the hidden state (depth None); its sequence num
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from ..runtime.types import Generation, TokenRange
+from ..runtime.events import Reservation
+from ..runtime.types import Generation, KVGeometry, TokenRange
 from .messages import ChunkSpec
 
 Outcome = TypeVar("Outcome")
+
+ALLOCATION_LIMIT = 1 << 64  # notifications carry allocations as unsigned 64 bits
 
 
 def coverage_fault(
@@ -37,6 +40,24 @@ def coverage_fault(
             reached = part.stop
         if reached != positions.stop:
             return f"depth {depth}: covered up to {reached} of {positions.stop}"
+    return None
+
+
+def reservation_fault(
+    reservation: Reservation, geometry: KVGeometry, prompt_tokens: int
+) -> str | None:
+    """Why D's promise cannot take a prompt of this length. None when it can. Says nothing about
+    D's pool."""
+    tables, blocks = reservation.tables, geometry.plane_blocks(prompt_tokens)
+    if not 0 <= reservation.allocation < ALLOCATION_LIMIT:
+        return f"allocation {reservation.allocation} is no number of 64 bits"
+    if not 0 <= reservation.cached_tokens < prompt_tokens:
+        return f"{reservation.cached_tokens} of {prompt_tokens} prompt tokens cached: none is left"
+    if len(tables) != geometry.num_planes:
+        return f"a reservation of {len(tables)} planes instead of {geometry.num_planes}"
+    for depth, table in enumerate(tables):
+        if len(table) < blocks:
+            return f"reservation too short at depth {depth}: {len(table)} blocks of {blocks}"
     return None
 
 

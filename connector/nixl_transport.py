@@ -66,14 +66,21 @@ class NixlTransport:
 
     def add_target(self, target: str, metadata: bytes, pool: PoolDescription) -> None:
         nixl = self._writing().nixl
+        agent = ""
         try:
             agent = _text(nixl.add_remote_agent(metadata))
-            entries = nixl.prep_xfer_dlist(agent, _entry_list(pool), pool.memory)
+            if agent == _facing(target, self._name):
+                entries = nixl.prep_xfer_dlist(agent, _entry_list(pool), pool.memory)
+                self._targets[target] = Target(agent, entries)
+                return
+            fault = f"it is of agent {agent!r}"
         except NIXL_ERRORS as error:
-            raise ProtocolError(
-                f"worker {target}: its agent metadata and pool description do not fit: {error}"
-            ) from error
-        self._targets[target] = Target(agent, entries)
+            fault = str(error)
+        if agent and all(agent != known.agent for known in self._targets.values()):
+            nixl.remove_remote_agent(agent)
+        raise ProtocolError(
+            f"worker {target}: its agent metadata and pool description do not fit: {fault}"
+        )
 
     def remove_target(self, target: str) -> None:
         gone = self._targets.pop(target)
@@ -82,7 +89,7 @@ class NixlTransport:
         nixl.remove_remote_agent(gone.agent)
 
     def add_source(self, source: str, metadata: bytes) -> bytes:
-        agent = PoolAgent(f"{self._name}<{source}", self._pool)
+        agent = PoolAgent(_facing(self._name, source), self._pool)
         try:
             name = _text(agent.nixl.add_remote_agent(metadata))
         except NIXL_ERRORS as error:
@@ -200,6 +207,11 @@ def _entry_list(pool: PoolDescription) -> NDArray[np.uint64]:
     """NIXL's strided form: address, length, device, stride, count."""
     rows = [[s.base, s.entry_bytes, pool.device_id, s.entry_bytes, s.count] for s in strides(pool)]
     return np.array(rows, dtype=np.uint64)
+
+
+def _facing(worker: str, source: str) -> str:
+    """The name of the agent with which a worker faces one source."""
+    return f"{worker}<{source}"
 
 
 def _text(name: bytes | str) -> str:

@@ -14,7 +14,7 @@ from ..runtime.events import Reservation
 from ..runtime.interfaces import Clock, HandoffEvent, SendEnded
 from ..runtime.plans import FinishedRange, SendFailure, SendOrder, TransferFeedback
 from ..runtime.types import BlockTables, Generation, KVGeometry, Stamp, TokenRange
-from .handoff import ClosedGenerations
+from .handoff import ClosedGenerations, reservation_fault
 from .messages import Chunk, ChunkSpec, Commit, PrefillToDecode, WriterEnded
 
 REPEAT_S = 0.5  # an unanswered Commit is sent again after this
@@ -95,11 +95,9 @@ class Sender:
         """Prefill was accepted: this generation goes to `peer`, `prompt` tokens long."""
         if generation in self._records or generation in self.closed:
             raise ProtocolError(f"generation {generation} was opened before")
-        if reservation.cached_tokens >= prompt:
-            raise ProtocolError(f"generation {generation}: nothing is left to compute")
-        for depth, table in enumerate(reservation.tables):
-            if len(table) < self._geometry.plane_blocks(prompt):
-                raise ProtocolError(f"generation {generation}: reservation too short at {depth}")
+        fault = reservation_fault(reservation, self._geometry, prompt)
+        if fault is not None:
+            raise ProtocolError(f"generation {generation}: {fault}")
         self._records[generation] = SendRecord(generation, peer, reservation, prompt)
 
     def on_prefill_admitted(
@@ -149,20 +147,22 @@ class Sender:
         self._stamp(record, "acked")
         self._advance(record)
 
-    def on_stop(self, peer: str, generation: Generation) -> None:
-        """D wants no more. Answered by WriterEnded once drained; at once if nothing was begun."""
+    def on_stop(self, peer: str, generation: Generation) -> bool:
+        """D wants no more. Answered by WriterEnded once drained; at once if nothing was begun.
+        True if this stopped a generation that was to go there."""
         record = self._records.get(generation)
         if record is not None and record.peer == peer:
             self._stop(record, "stopped by the decode worker")
-            return
+            return True
         if record is None and generation not in self.closed:
             # Asked to stop before it began: it must not begin later either.
             self.closed.close(generation, 0)
         posted = self.closed.outcome(generation)
         if posted is None:
             self.late += 1
-            return
-        self._messages.append((peer, WriterEnded(generation=generation, posted=posted)))
+        else:
+            self._messages.append((peer, WriterEnded(generation=generation, posted=posted)))
+        return False
 
     def cancel(self, generation: Generation) -> None:
         if record := self._live(generation):

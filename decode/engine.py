@@ -90,6 +90,7 @@ class DecodeEngine:
             "pairs": self._pairs.count(),
             "unconfirmed": len(self._outputs),
             "late_messages": self._receiver.late,
+            "strangers": self._pairs.strangers,
             "malformed_frames": self._link.malformed + self._pairs.malformed,
             "wrong_role_messages": self._wrong_role,
         }

@@ -1,7 +1,8 @@
 """D's side of its pairs: the socket that prefill workers dial, and one NIXL agent for each of them.
 
-Owns the listening socket. A prefill incarnation gets its own agent at its first PairHello and loses
-it when the coordinator no longer lists it; mismatches are refused by name.
+Owns the listening socket. A prefill incarnation that the coordinator lists gets an agent of its own
+at its first PairHello, and loses it when it is no longer listed; mismatches are refused by name.
+Who is not listed gets none: an expelled writer must not come back to memory it could still write.
 """
 
 import logging
@@ -42,6 +43,7 @@ class PairDesk:
         self._on_message = on_message
         self._welcomes: dict[str, PairWelcome] = {}
         self._listed: set[str] = set()
+        self.strangers = 0  # hellos of who is not listed (yet): said again, if they are in earnest
         self._channel: RouterChannel[PrefillToDecode, DecodeToPrefill] = RouterChannel(
             PrefillToDecode, self._handle
         )
@@ -75,8 +77,10 @@ class PairDesk:
     def _handle(self, identity: bytes, message: PrefillToDecode) -> None:
         incarnation = identity.decode(errors="replace")
         match message:
-            case PairHello():
+            case PairHello() if incarnation in self._listed:
                 self.send(incarnation, self._answer(incarnation, message))
+            case PairHello():
+                self.strangers += 1
             case Chunk() | Commit() | WriterEnded():
                 self._on_message(incarnation, message)
             case _:
@@ -86,7 +90,7 @@ class PairDesk:
         if welcome := self._welcomes.get(incarnation):
             return welcome
         try:
-            self._check(hello)
+            self._check(incarnation, hello)
             metadata = self._connector.accept_peer(incarnation, hello.agent_metadata, hello.pool)
         except ProtocolError as error:
             logger.error("pair with %s is refused: %s", hello.worker, error)
@@ -98,7 +102,9 @@ class PairDesk:
         logger.info("pair with %s is ready", hello.worker)
         return welcome
 
-    def _check(self, hello: PairHello) -> None:
+    def _check(self, incarnation: str, hello: PairHello) -> None:
+        if hello.incarnation != incarnation:
+            raise ProtocolError(f"{hello.incarnation} says hello as {incarnation}")
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"{hello.worker} speaks protocol {hello.protocol_version}, not {PROTOCOL_VERSION}"

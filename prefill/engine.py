@@ -113,8 +113,8 @@ class PrefillEngine:
             case Ack():
                 self._sender.on_ack(peer, message.generation)
             case Stop():
-                self._sender.on_stop(peer, message.generation)
-                self._core.cancel(message.generation)
+                if self._sender.on_stop(peer, message.generation):
+                    self._core.cancel(message.generation)
             case _:
                 assert_never(message)
         self._ticker.wake()

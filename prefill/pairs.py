@@ -7,6 +7,7 @@ worker connector holds the peer; until then nothing is sent to it and the coordi
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import assert_never
 
 from ..connector.channel import DealerChannel
 from ..connector.messages import (
@@ -22,7 +23,7 @@ from ..connector.messages import (
     Stop,
 )
 from ..connector.worker_connector import WorkerConnector
-from ..runtime.errors import RltError
+from ..runtime.errors import ConfigError, RltError
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +96,13 @@ class PairBook:
             lambda message: self._handle(peer.incarnation, message),
             identity=self._incarnation.encode(),
         )
-        channel.connect(peer.endpoint)
         self._pairs[peer.incarnation] = Pair(peer, channel)
-        self._say_hello(peer.incarnation)
+        try:
+            channel.connect(peer.endpoint)
+        except ConfigError as error:
+            self._refused(peer.incarnation, str(error))
+        else:
+            self._say_hello(peer.incarnation)
 
     def _say_hello(self, incarnation: str) -> None:
         pair = self._pairs[incarnation]
@@ -109,17 +114,19 @@ class PairBook:
 
     def _handle(self, incarnation: str, message: DecodeToPrefill) -> None:
         match message:
+            case PairWelcome() | PairRefused() if self._pairs[incarnation].answered:
+                pass  # the answer to a hello that was said again
             case PairWelcome():
                 self._welcomed(incarnation, message)
             case PairRefused():
                 self._refused(incarnation, message.reason)
             case Ack() | Stop():
                 self._on_message(incarnation, message)
+            case _:
+                assert_never(message)
 
     def _welcomed(self, incarnation: str, welcome: PairWelcome) -> None:
         pair = self._pairs[incarnation]
-        if pair.answered:
-            return
         try:
             self._connector.add_peer(incarnation, welcome.agent_metadata, welcome.pool)
         except RltError as error:

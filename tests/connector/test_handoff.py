@@ -261,12 +261,33 @@ def test_a_failed_write_fails_the_generation_and_keeps_blocks_until_it_is_termin
     assert p.take_events() == [SendEnded(G, "timed out")]
 
 
-def test_a_reservation_that_is_too_short_is_refused_before_anything_is_sent(
-    clock: ManualClock,
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tables": reservation(4).tables}, "too short"),
+        ({"tables": ()}, "0 planes"),
+        ({"tables": reservation().tables[:2]}, "2 planes"),
+        ({"tables": (*reservation().tables, (1, 2, 3))}, "4 planes"),
+        ({"cached_tokens": PROMPT}, "cached"),
+        ({"cached_tokens": -1}, "cached"),
+        ({"allocation": -1}, "allocation"),
+        ({"allocation": 1 << 64}, "allocation"),
+    ],
+)
+def test_a_reservation_that_cannot_take_the_prompt_is_refused_before_anything_is_sent(
+    clock: ManualClock, changes: dict[str, object], words: str
 ) -> None:
     p = Sender(GEOMETRY, clock, worker="prefill-0", drop_queued=lambda _: ())
-    with pytest.raises(ProtocolError, match="too short"):
-        p.open(G, D, reservation(4), PROMPT)
+    with pytest.raises(ProtocolError, match=words):
+        p.open(G, D, msgspec.structs.replace(reservation(), **changes), PROMPT)
+    p.open(G, D, reservation(), PROMPT)
+
+
+def test_a_decode_worker_cannot_stop_what_goes_to_another(p: Sender) -> None:
+    one_chunk_prompt(p)
+    assert not p.on_stop("decode-9-zz", G)
+    assert p.phase(G) is sender.Phase.SENDING and p.take_messages() == []
+    assert p.on_stop(D, G)
 
 
 # Receiver

@@ -174,7 +174,14 @@ def test_metadata_that_is_damaged_or_anothers_is_refused(make: MakeTransport) ->
         reader.add_source("somebody", writer.agent_metadata())
     with pytest.raises(ProtocolError, match="fit"):
         writer.add_target("d", b"no metadata at all", reader.pool)
-    pair(writer, "p", reader, "d")
+    metadata = reader.add_source("p", writer.agent_metadata())
+    for paired in (False, True):  # another's metadata opens nothing and closes nothing
+        with pytest.raises(ProtocolError, match="fit"):
+            writer.add_target("e", metadata, reader.pool)
+        if not paired:
+            writer.add_target("d", metadata, reader.pool)
+    writer.write(Write("d", [1], [1], b"x"))
+    run_until(writer, reader, 1, 1)
 
 
 def test_a_pool_description_larger_than_what_was_registered_is_refused(

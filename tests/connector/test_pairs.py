@@ -1,0 +1,287 @@
+"""How pairs open between real sockets: who is answered, and what a peer cannot break.
+
+Prefill's PairBook and decode's PairDesk, each with a WorkerConnector over a scripted wire.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import zmq
+
+from rlt.connector.codec import Decoder, encode
+from rlt.connector.messages import (
+    PROTOCOL_VERSION,
+    Ack,
+    Commit,
+    DecodeToPrefill,
+    PairClosed,
+    PairHello,
+    PairReady,
+    PairRefused,
+    PairWelcome,
+    Peer,
+    PrefillToDecode,
+    Stop,
+)
+from rlt.connector.nixl_transport import describe
+from rlt.connector.worker_connector import WorkerConnector
+from rlt.decode.pairs import PairDesk
+from rlt.prefill.pairs import PairBook
+from rlt.runtime.clock import SystemClock
+from rlt.runtime.types import Generation
+
+from .pools import canary_pools, geometry
+from .scripted_transport import ScriptedTransport, Wire
+
+P, D = "prefill-0-aa", "decode-0-bb"
+Ends = Callable[[str], WorkerConnector]
+
+
+@pytest.fixture
+def connector() -> Ends:
+    wire = Wire()
+
+    def make(name: str) -> WorkerConnector:
+        shape = geometry()
+        pools = canary_pools(shape, blocks=4, rows=1)
+        transport = ScriptedTransport(wire, describe(pools.kv, pools.hidden, shape), name)
+        return WorkerConnector(
+            transport, clock=SystemClock(), max_inflight_bytes=1 << 20, transfer_timeout_s=1.0
+        )
+
+    return make
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="rlt-p") as path:
+        yield Path(path)
+
+
+def peer(incarnation: str, endpoint: str = "") -> Peer:
+    return Peer(worker=incarnation[:-3], incarnation=incarnation, role="", endpoint=endpoint)
+
+
+def hello(connector: WorkerConnector, incarnation: str = P, **changes: object) -> PairHello:
+    fields = {
+        "worker": incarnation[:-3],
+        "incarnation": incarnation,
+        "protocol_version": PROTOCOL_VERSION,
+        "fingerprint": "f",
+        "pool": connector.pool,
+        "agent_metadata": connector.agent_metadata(),
+    }
+    return PairHello(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+async def until(true: Callable[[], bool], what: str) -> None:
+    for _ in range(1000):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"not within 5 s: {what}")
+
+
+# D's side
+
+
+@dataclass
+class Desk:
+    """A PairDesk, and whoever dials it by hand."""
+
+    desk: PairDesk
+    endpoint: str
+    heard: list[tuple[str, object]]
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    sockets: ExitStack
+
+    def dial(self, identity: str) -> "zmq.Socket[bytes]":
+        socket = self.sockets.enter_context(self.context.socket(zmq.DEALER))
+        socket.set(zmq.IDENTITY, identity.encode())
+        socket.set(zmq.LINGER, 0)
+        socket.connect(self.endpoint)
+        return socket
+
+
+def at_desk(
+    connector: WorkerConnector, folder: Path, act: Callable[[Desk], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        heard: list[tuple[str, object]] = []
+        pairs = PairDesk(
+            connector,
+            incarnation=D,
+            fingerprint="f",
+            on_message=lambda who, message: heard.append((who, message)),
+        )
+        with zmq.Context() as context, closing(pairs), ExitStack() as sockets:
+            endpoint = pairs.listen(f"ipc://{folder}/d.sock")
+            await act(Desk(pairs, endpoint, heard, context, sockets))
+
+    asyncio.run(run())
+
+
+async def answer(socket: "zmq.Socket[bytes]") -> DecodeToPrefill:
+    await until(lambda: bool(socket.poll(0)), "an answer")
+    return Decoder[DecodeToPrefill](DecodeToPrefill).decode(socket.recv())
+
+
+def test_only_who_the_coordinator_lists_is_welcomed_and_only_as_long(
+    connector: Ends, folder: Path
+) -> None:
+    """An expelled writer that says hello again must not get an agent that faces it: its memory
+    may have been given to others."""
+    mine, theirs = connector(D), connector(P)
+
+    async def act(at: Desk) -> None:
+        socket = at.dial(P)
+        socket.send(encode(hello(theirs)))
+        await until(lambda: at.desk.strangers == 1, "the stranger is counted")
+        assert at.desk.count() == 0
+        at.desk.update((peer(P),))
+        socket.send(encode(hello(theirs)))
+        assert isinstance(await answer(socket), PairWelcome)
+        socket.send(encode(hello(theirs)))
+        assert isinstance(await answer(socket), PairWelcome)
+        assert at.desk.update(()) == [P]
+        socket.send(encode(hello(theirs)))
+        await until(lambda: at.desk.strangers == 2, "the expelled one is a stranger")
+        assert at.desk.count() == 0
+
+    at_desk(mine, folder, act)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"protocol_version": 99}, "99"),
+        ({"fingerprint": "g"}, "fingerprint"),
+        ({"agent_metadata": b"no metadata"}, "metadata"),
+        ({"incarnation": "prefill-9-zz"}, "prefill-9-zz"),
+    ],
+)
+def test_a_pair_that_does_not_match_is_refused_by_name(
+    connector: Ends, folder: Path, changes: dict[str, object], word: str
+) -> None:
+    mine, theirs = connector(D), connector(P)
+
+    async def act(at: Desk) -> None:
+        at.desk.update((peer(P),))
+        socket = at.dial(P)
+        socket.send(encode(hello(theirs, **changes)))
+        refused = await answer(socket)
+        assert isinstance(refused, PairRefused) and word in refused.reason
+
+    at_desk(mine, folder, act)
+
+
+def test_what_strangers_send_is_passed_on_under_their_own_name_or_counted(
+    connector: Ends, folder: Path
+) -> None:
+    async def act(at: Desk) -> None:
+        socket = at.dial("somebody")
+        commit = Commit(generation=Generation(1), allocation=1, chunks=())
+        for frame in (b"", b"\xc1", encode(Ack(generation=Generation(1))), encode(commit)):
+            socket.send(frame)
+        await until(lambda: bool(at.heard), "the good one")
+        assert at.heard == [("somebody", commit)] and at.desk.malformed == 3
+
+    at_desk(connector(D), folder, act)
+
+
+# P's side
+
+
+@dataclass
+class Book:
+    """A PairBook, and a decode worker played by hand."""
+
+    book: PairBook
+    router: "zmq.Socket[bytes]"
+    endpoint: str
+    told: list[PairReady | PairClosed] = field(default_factory=list)
+    heard: list[tuple[str, object]] = field(default_factory=list)
+
+    async def hello(self) -> PairHello:
+        await until(lambda: bool(self.router.poll(0)), "a hello")
+        _, frame = self.router.recv_multipart()
+        said = Decoder[PrefillToDecode](PrefillToDecode).decode(frame)
+        assert isinstance(said, PairHello)
+        return said
+
+    def say(self, message: DecodeToPrefill) -> None:
+        self.router.send_multipart([P.encode(), encode(message)])
+
+
+def with_book(
+    connector: WorkerConnector, folder: Path, act: Callable[[Book], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        told: list[PairReady | PairClosed] = []
+        heard: list[tuple[str, object]] = []
+        book = PairBook(
+            lambda: hello(connector),
+            connector,
+            incarnation=P,
+            on_message=lambda who, message: heard.append((who, message)),
+            report=told.append,
+        )
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router, closing(book):
+            endpoint = f"ipc://{folder}/d.sock"
+            router.bind(endpoint)
+            await act(Book(book, router, endpoint, told, heard))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("endpoint", ["", "garbage", "tcp://", "ipc:///" + "x" * 200])
+def test_a_decode_worker_at_an_address_that_cannot_be_dialled_is_a_refused_pair(
+    connector: Ends, folder: Path, endpoint: str
+) -> None:
+    """It is the decode worker's own word: whatever it is, the prefill worker goes on."""
+
+    async def act(at: Book) -> None:
+        at.book.update((peer(D, endpoint),))
+        [closed] = at.told
+        assert isinstance(closed, PairClosed) and closed.refused and "dial" in closed.reason
+        assert not at.book.ready(D)
+        assert at.book.update(()) == [D]
+
+    with_book(connector(P), folder, act)
+
+
+def test_the_first_answer_to_a_hello_stands(connector: Ends, folder: Path) -> None:
+    mine, theirs = connector(P), connector(D)
+
+    async def act(at: Book) -> None:
+        at.book.update((peer(D, at.endpoint),))
+        said = await at.hello()
+        metadata = theirs.accept_peer(P, said.agent_metadata, said.pool)
+        welcome = PairWelcome(incarnation=D, pool=theirs.pool, agent_metadata=metadata)
+        refused = PairRefused(incarnation=D, reason="changed its mind")
+        for answer in (welcome, refused, welcome, Stop(generation=Generation(1))):
+            at.say(answer)
+        await until(lambda: bool(at.heard), "the Stop after them")
+        assert at.told == [PairReady(decode=D)] and at.book.ready(D)
+
+    with_book(mine, folder, act)
+
+
+def test_a_welcome_that_does_not_fit_is_a_refused_pair(connector: Ends, folder: Path) -> None:
+    mine, theirs = connector(P), connector(D)
+
+    async def act(at: Book) -> None:
+        at.book.update((peer(D, at.endpoint),))
+        await at.hello()
+        at.say(PairWelcome(incarnation=D, pool=theirs.pool, agent_metadata=b"\xff" * 99))
+        await until(lambda: bool(at.told), "a word to the coordinator")
+        [closed] = at.told
+        assert isinstance(closed, PairClosed) and closed.refused
+        assert not at.book.ready(D)
+
+    with_book(mine, folder, act)
