@@ -68,9 +68,14 @@ class _Channel(Generic[In]):
             try:
                 self._deliver(frames)
             except MalformedFrame as error:
-                self.malformed += 1
-                logger.warning("dropped a malformed frame: %s", error)
+                self._note_malformed(error)
         self._look_again()
+
+    def _note_malformed(self, error: MalformedFrame) -> None:
+        """Told at the first, second, fourth, ...: who sends many must not fill the log."""
+        self.malformed += 1
+        if self.malformed & (self.malformed - 1) == 0:
+            logger.warning("dropped a malformed frame (%d so far): %s", self.malformed, error)
 
     def _send(self, frames: list[bytes]) -> SendResult:
         try:

@@ -10,6 +10,8 @@ import msgspec
 from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigError
 
+MAX_NAME_BYTES = 128  # it becomes part of a ZeroMQ identity, of at most 255
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """worker: name, unique in the service. coordinator: endpoint to dial. listen: endpoint where a
@@ -30,6 +32,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: str = "info"
 
     def __post_init__(self) -> None:
+        if not 0 < len(self.worker.encode()) <= MAX_NAME_BYTES or not self.worker.isprintable():
+            raise ConfigError(f"--name must have 1 to {MAX_NAME_BYTES} bytes, all printable")
+        if "/" in self.worker:
+            raise ConfigError(f"--name {self.worker}: a name with / cannot name a socket")
         if self.max_inflight_bytes <= 0:
             raise ConfigError("--max-inflight-bytes must be positive")
         if self.transfer_timeout_s <= 0:

@@ -85,6 +85,16 @@ def test_a_worker_needs_a_role_and_a_coordinator() -> None:
     assert "--role" in result.stderr and "--coordinator" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["a/b", "x" * 300, "a\nb"])
+def test_a_workers_name_must_be_able_to_name_its_connection_and_its_socket(
+    name: str, tmp_path: Path
+) -> None:
+    base = ["--role", "prefill", "--coordinator", "ipc:///x", "--runtime-dir", str(tmp_path / "r")]
+    result = run(COMMANDS[WORKER], *base, f"--name={name}")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ") and "--name" in result.stderr
+
+
 def test_the_defaults_are_those_of_the_config_records(tmp_path: Path) -> None:
     options = build_parser(COORDINATOR, "", TABLE).parse_args([])
     config = coordinator_config(options, tmp_path)
