@@ -5,6 +5,7 @@ Uses the client library alone. Exit codes: 0 answered, 1 the request or the conn
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -142,6 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the answer has had enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        return FAILED
 
 
 def ask(client: Client, options: argparse.Namespace) -> int:

@@ -79,6 +79,14 @@ def test_rlt_ask_finds_the_one_service_and_says_when_there_is_none(base: Path) -
     assert none.stderr.startswith("error: no service is running")
     with running_service(SMALL, environment=environment):
         found = run("rlt.launch.ask", QUESTION, **environment)
+        cut = subprocess.run(
+            f"{sys.executable} -P -m rlt.launch.ask '{QUESTION}' | head -c 2",
+            shell=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+        )
+    assert (cut.stdout, cut.stderr) == (ANSWER[:2], "")
     assert (found.returncode, found.stdout) == (0, ANSWER + "\n"), found.stderr
 
 
