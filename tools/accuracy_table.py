@@ -23,13 +23,15 @@ LOOPS = 4
 PAGE = """# Accuracy against loops
 
 The embedded model solves generated word problems with worked steps. An answer is right if its last
-sentence gives the right number. Every setting answered the same {problems} problems (seed {seed},
-none of them seen in training), greedily. Mean loops leave out first tokens, which come from the
+sentence gives the right number. Every setting answered the same {problems} problems, greedily;
+their seed, {seed}, was not used in training. Mean loops leave out first tokens, which come from the
 prompt and always have all {loops}. Made by:
 
     make accuracy-table      # python tools/accuracy_table.py --problems {problems} --seed {seed}
 
 ![Exact answers against mean loops](accuracy.svg)
+
+Labels are the number of loops (`fixed`) or the threshold; where there is no room they are left out.
 
 | setting | threshold | right | share | mean loops |
 |---|---|---|---|---|
@@ -109,7 +111,7 @@ def main() -> None:
     (DOCS / "accuracy.md").write_text(page)
     plot = svg(
         f"Exact answers of {len(problems)}, against mean loops per token",
-        Axis("mean loops per token", 1.0, float(LOOPS), 0.5),
+        Axis("mean loops per token", 0.5, LOOPS + 0.5, 0.5),
         Axis("right, %", 0.0, 100.0, 20.0),
         series(results, len(problems)),
     )

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 720, 440
-LEFT, RIGHT, TOP, BOTTOM = 64, 20, 40, 56
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 72, 56
+LABEL_ROWS = (14, -8, 25, -19, 36)  # where a point's label may stand: below it, above it, further
+LABEL_SIZE = 10
 COLOURS = ("#555555", "#c44e52", "#4c72b0", "#55a868", "#8172b2")
 
 
@@ -64,17 +66,40 @@ def svg(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     for tick in y.ticks():
         lines.append(_line(across(x.low), down(tick), across(x.high), down(tick), "#e5e5e5"))
         lines.append(_text(across(x.low) - 8, down(tick) + 4, f"{tick:g}", anchor="end"))
+    labels = Labels()
     for number, (one, colour) in enumerate(zip(series, COLOURS, strict=False)):
         places = [(across(point.x), down(point.y)) for point in one.points]
         path = " ".join(f"{left},{top}" for left, top in places)
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" opacity="0.5"/>')
         for (left, top), point in zip(places, one.points, strict=True):
             lines.append(f'<circle cx="{left}" cy="{top}" r="3.5" fill="{colour}"/>')
-            lines.append(_text(left + 5, top + 14, point.label, size=10, colour=colour))
+            lines += labels.place(left, top, point.label, colour)
         row = down(y.low) - 18 * (len(series) - number)
         lines.append(f'<circle cx="{WIDTH - 190}" cy="{row}" r="3.5" fill="{colour}"/>')
         lines.append(_text(WIDTH - 180, row + 4, one.name))
     return "\n".join([*lines, "</svg>", ""])
+
+
+class Labels:
+    """Each label stands where none stands yet; where there is no room it is left out."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float, float]] = []  # left, right, baseline
+
+    def place(self, x: float, y: float, label: str, colour: str) -> list[str]:
+        half = 0.32 * LABEL_SIZE * len(label)
+        for down in LABEL_ROWS:
+            left, right, base = x - half, x + half, y + down
+            if all(
+                right < other_left or other_right < left
+                for other_left, other_right, _ in self._near(base)
+            ):
+                self._taken.append((left, right, base))
+                return [_text(x, base, label, anchor="middle", size=LABEL_SIZE, colour=colour)]
+        return []
+
+    def _near(self, base: float) -> list[tuple[float, float, float]]:
+        return [box for box in self._taken if abs(box[2] - base) < LABEL_SIZE]
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
