@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 # call costs about as much as copying this many positions of K and V.
 FREE_PADDING_POSITIONS = 64
 PADDING_SHARE = 0.25
+LONGEST_MASKED = 16  # query positions that get a mask of their own; see reference.py for longer
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class GatherGroup:
     queries: [segments * query_length] int64 rows of q, or None when they are all of q in order.
     rows: [2 * segments * kv_length] int64 rows of the flat pool's layer 0: K's, then V's.
     mask: [segments, 1, query_length, kv_length], 0 or -inf, or None when nothing is hidden.
+    causal: long queries of equal kv_length, without a mask: each hides what comes after it.
     """
 
     segments: int
@@ -34,6 +36,7 @@ class GatherGroup:
     queries: Tensor | None
     rows: Tensor
     mask: Tensor | None
+    causal: bool
 
 
 def plan_groups(
@@ -50,13 +53,14 @@ def plan_groups(
     members = [
         part
         for length in np.unique(query_lengths)
-        for padded in _split_by_padding(np.flatnonzero(query_lengths == length), kv_lengths)
+        for padded in _alike(np.flatnonzero(query_lengths == length), kv_lengths, int(length))
         for part in _split_by_size(padded, kv_lengths, most_positions)
     ]
     first_query = np.cumsum(query_lengths) - query_lengths
     groups = []
     for chosen in members:
         query_length = int(query_lengths[chosen[0]])
+        long = query_length > LONGEST_MASKED
         queries = None
         if len(members) > 1:
             queries = (first_query[chosen][:, None] + np.arange(query_length)).reshape(-1)
@@ -70,10 +74,19 @@ def plan_groups(
                 kv_length=rows.shape[1],
                 queries=None if queries is None else torch.from_numpy(queries).to(device),
                 rows=torch.from_numpy(both).to(device),
-                mask=_mask(lengths, query_length, device, dtype),
+                mask=None if long else _mask(lengths, query_length, device, dtype),
+                causal=long,
             )
         )
     return groups
+
+
+def _alike(chosen: Ints, kv_lengths: Ints, query_length: int) -> list[Ints]:
+    """Parts that attend together: long queries of one KV length, short ones padded."""
+    if query_length <= LONGEST_MASKED:
+        return _split_by_padding(chosen, kv_lengths)
+    lengths = kv_lengths[chosen]
+    return [chosen[lengths == length] for length in np.unique(lengths)]
 
 
 def _split_by_padding(chosen: Ints, kv_lengths: Ints) -> list[Ints]:

@@ -12,6 +12,8 @@ from .gather_plan import GatherGroup
 from .scratch import GatherScratch
 from .segments import Segments
 
+CAUSAL_ROWS = 128  # query rows in one call, over the heads that share a KV head
+
 
 def store_kv(keys_values: Tensor, kv: Tensor, layer: int, segments: Segments) -> None:
     """keys_values: [tokens, 2 * kv_heads * head_dim]. Writes each query's own K and V in place."""
@@ -83,11 +85,32 @@ def _attend(
     both = gathered.view(2, segments, group.kv_length, kv_heads, head_dim)
     keys, values = both.transpose(2, 3).unbind(0)
     split = query.view(segments, length, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
+    if group.causal:
+        return _attend_causally(split, keys, values, scratch).permute(0, 3, 1, 2, 4)
     mask = group.mask
     if mask is not None and share > 1 and length > 1:
         mask = mask.repeat(1, 1, share, 1)
-    out = F.scaled_dot_product_attention(
-        split.reshape(segments, kv_heads, share * length, head_dim), keys, values, attn_mask=mask
-    )
-    out = out.view(segments, kv_heads, share, length, head_dim)
-    return out.permute(0, 3, 1, 2, 4)
+    return _attend_stacked(split, keys, values, mask).permute(0, 3, 1, 2, 4)
+
+
+def _attend_stacked(split: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """split: [segments, kv_heads, share, queries, head_dim] -> the same shape."""
+    stacked = split.flatten(2, 3)
+    return F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask).view(split.shape)
+
+
+def _attend_causally(split: Tensor, keys: Tensor, values: Tensor, scratch: GatherScratch) -> Tensor:
+    """Blocks of queries, each with the keys up to its last query: one small triangle serves all of
+    them, and what a whole block may not see is not computed."""
+    share, length, total = split.shape[2], split.shape[3], keys.shape[2]
+    rows = max(1, CAUSAL_ROWS // share)
+    triangle = scratch.triangle(share, rows, total, split)
+    out = torch.empty_like(split, memory_format=torch.contiguous_format)
+    for start in range(0, length, rows):
+        block = slice(start, min(start + rows, length))
+        seen = total - length + block.stop
+        mask = triangle[:, rows - (block.stop - start) :, triangle.shape[2] - seen :].flatten(0, 1)
+        out[:, :, :, block] = _attend_stacked(
+            split[:, :, :, block], keys[:, :, :seen], values[:, :, :seen], mask
+        )
+    return out

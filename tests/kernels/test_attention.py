@@ -77,6 +77,26 @@ def test_prompt_chunks_and_decode_rows_share_one_call(heads: int, kv_heads: int)
     check_against_dense(lengths, 4, heads, kv_heads, 12)
 
 
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (6, 2), (8, 1)])
+@pytest.mark.parametrize("query", [17, 128, 129, 300])
+@pytest.mark.parametrize("context", [0, 1, 100])
+def test_long_prompt_chunks_hide_later_positions_without_a_mask_of_their_size(
+    heads: int, kv_heads: int, query: int, context: int
+) -> None:
+    lengths = [(query, query + context), (3, 9), (query, query + context), (query, query + 5)]
+    check_against_dense(lengths, 32, heads, kv_heads, 6)
+
+
+def test_the_triangle_is_kept_for_every_chunk_and_stays_far_below_chunk_times_context() -> None:
+    scratch, like = GatherScratch(), torch.empty(1)
+    first = scratch.triangle(2, 64, 8192, like)
+    assert scratch.triangle(2, 64, 700, like).data_ptr() == first.data_ptr()
+    assert first.nbytes <= 128 * 8192 * 4
+    assert first[1, 63].eq(0).all()
+    assert first[0, 0].isinf().sum() == 63
+    assert scratch.triangle(1, 128, 700, like).shape[:2] == (1, 128)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(
