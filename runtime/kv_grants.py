@@ -5,14 +5,13 @@ A column is one block per plane. The first columns of a grant may be pages of th
 those are read by others too and are never written or cut.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
 from .prefix_cache import Page
-from .types import AllocationId, BlockTables, Generation
+from .types import AllocationId, BlockTables, Generation, KVGeometry
 
 
 class Lease(StrEnum):
@@ -67,7 +66,7 @@ class Grant:
     valid: list[int]  # [plane]: positions 0..valid-1 may be read
     hits: int = 0  # columns that were cached when it was granted
     pages: list[Page] = field(default_factory=list)  # of the first columns: what they hold
-    leases: Counter[Lease] = field(default_factory=Counter)
+    leases: dict[Lease, int] = field(default_factory=dict)
     withdrawn: int = 0  # blocks that its quarantine took out of use
 
     @property
@@ -92,6 +91,22 @@ class Grant:
             if not self.is_shared(index)
             for row in self.rows
         ]
+
+    def fault(self, geometry: KVGeometry) -> str | None:
+        """What in it contradicts itself, or None."""
+        if not self.leases or min(self.leases.values()) < 1:
+            return "it holds blocks without a lease"
+        if len({len(row) for row in self.rows}) != 1:
+            return "its planes differ in length"
+        if Lease.QUARANTINE in self.leases:
+            return None
+        if self.columns != geometry.plane_blocks(self.tokens):
+            return f"{self.columns} columns for {self.tokens} positions"
+        if max(self.valid) > self.tokens:
+            return "it is valid beyond its allocation"
+        if min(self.valid) < len(self.pages) * geometry.block_size:
+            return "a page of it is not valid"
+        return None
 
     def cut(self, columns: int) -> list[int]:
         """Drop all but the first columns; the blocks of the others."""

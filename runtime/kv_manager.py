@@ -39,7 +39,7 @@ class KVManager:
         self._suspended: dict[Generation, _Suspended] = {}
         self._granted = 0
         self._quarantined = 0
-        self._leases: Counter[Lease] = Counter()
+        self._leases = dict.fromkeys(Lease, 0)  # of all grants
 
     # What is there.
 
@@ -190,12 +190,14 @@ class KVManager:
 
     def end_lease(self, generation: Generation, reason: Lease) -> None:
         grant = self._grant(generation)
-        if grant.leases[reason] < 1 or reason is Lease.QUARANTINE:
+        left = grant.leases.get(reason, 0) - 1
+        if left < 0 or reason is Lease.QUARANTINE:
             raise InvariantBroken(f"generation {generation} has no {reason} lease to end")
-        grant.leases[reason] -= 1
         self._leases[reason] -= 1
-        if not grant.leases[reason]:
-            del grant.leases[reason]
+        if left:
+            grant.leases[reason] = left
+            return
+        del grant.leases[reason]
         if not grant.leases:
             del self._grants[generation]
             self._pool.take_back(grant)
@@ -206,16 +208,18 @@ class KVManager:
         A writer (RECEIVE) may touch only what was not cached; a reader (SEND) everything.
         """
         grant = self._grant(generation)
+        if Lease.QUARANTINE not in grant.leases:
+            grant.withdrawn = self._withdraw(grant, replaces)
+            self._quarantined += grant.withdrawn
+            self._add_leases(grant, (Lease.QUARANTINE,))
+        self.end_lease(generation, replaces)
+        return grant.withdrawn
+
+    def _withdraw(self, grant: Grant, replaces: Lease) -> int:
         if replaces is Lease.RECEIVE:
             self._pool.leave_pages(grant)
-            withdrawn = len(grant.own_blocks())
-        else:
-            withdrawn = len(grant.own_blocks()) + self._pool.withdraw_pages(grant)
-        grant.withdrawn = withdrawn
-        self._quarantined += withdrawn
-        self._add_leases(grant, (Lease.QUARANTINE,))
-        self.end_lease(generation, replaces)
-        return withdrawn
+            return len(grant.own_blocks())
+        return len(grant.own_blocks()) + self._pool.withdraw_pages(grant)
 
     def quarantined_blocks(self, generation: Generation) -> int:
         grant = self._grants.get(generation)
@@ -264,31 +268,16 @@ class KVManager:
         self._pool.check(self._grants.values())
         leases: Counter[Lease] = Counter()
         for generation, grant in self._grants.items():
-            self._check_grant(generation, grant)
+            if fault := grant.fault(self._geometry):
+                raise InvariantBroken(f"generation {generation}: {fault}")
             leases.update(grant.leases)
-        if leases != +self._leases:
+        if leases != Counter(self._leases):
             raise InvariantBroken(f"leases held are {leases}, counted {self._leases}")
         withdrawn = sum(grant.withdrawn for grant in self._grants.values())
         if withdrawn != self._quarantined:
             raise InvariantBroken(f"{self._quarantined} blocks quarantined, {withdrawn} found")
         if both := self._suspended.keys() & self._grants.keys():
             raise InvariantBroken(f"suspended and holding blocks: {sorted(both)}")
-
-    def _check_grant(self, generation: Generation, grant: Grant) -> None:
-        if not grant.leases or min(grant.leases.values()) < 1:
-            raise InvariantBroken(f"generation {generation} holds blocks without a lease")
-        if len({len(row) for row in grant.rows}) != 1:
-            raise InvariantBroken(f"generation {generation}: planes of different length")
-        if Lease.QUARANTINE in grant.leases:
-            return
-        if max(grant.valid) > grant.tokens:
-            raise InvariantBroken(f"generation {generation}: valid beyond its allocation")
-        if grant.columns != self._geometry.plane_blocks(grant.tokens):
-            raise InvariantBroken(
-                f"generation {generation}: {grant.columns} columns for {grant.tokens} positions"
-            )
-        if min(grant.valid) < len(grant.pages) * self._geometry.block_size:
-            raise InvariantBroken(f"generation {generation}: a page of it is not valid")
 
     def _new_grant(self, tokens: int, prompt: tuple[int, ...]) -> Grant:
         self._granted += 1
@@ -303,7 +292,7 @@ class KVManager:
 
     def _add_leases(self, grant: Grant, leases: Iterable[Lease]) -> None:
         for reason in leases:
-            grant.leases[reason] += 1
+            grant.leases[reason] = grant.leases.get(reason, 0) + 1
             self._leases[reason] += 1
 
     def _refuse_second(self, generation: Generation) -> None:

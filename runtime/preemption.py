@@ -12,7 +12,8 @@ with all their blocks, which run to their end; received ones, which get the slot
 (so D grows only with two slots or more) and become victims themselves; receiving and sending ones,
 which end with their transfer. So T gets blocks, loops, and ends, because one request always fits
 the pool; then the next one is T. Suspended requests return most urgent first, before any less
-urgent request is let in.
+urgent request is let in. (Should an executor keep less memory for snapshots than it said, the least
+urgent victim ends with a named error once nobody can run.)
 """
 
 from collections.abc import Iterable
