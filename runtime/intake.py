@@ -148,7 +148,7 @@ class Intake:
 
     def _activate_received(self) -> None:
         while self.received:
-            request = self.received[0]
+            request = min(self.received, key=lambda request: request.urgency)
             if request.phase is Phase.RECEIVED:
                 request.slot = self._slots.admit(request.generation)
                 if request.slot is None:
@@ -156,7 +156,7 @@ class Intake:
                 self._book.move(request, Phase.NEEDS_CODA)
                 counts = request.prefill_tokens, request.recurrent_loops
                 self._book.emit(Activated(request.generation, *counts))
-            self.received.popleft()
+            self.received.remove(request)
 
     def fail_hopeless(self) -> None:
         """Blocks were withdrawn: whoever needs more than what is left would wait for ever."""

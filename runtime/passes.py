@@ -15,6 +15,7 @@ from .plans import (
     PreludeRow,
     SchedulerOutput,
 )
+from .preemption import Urgency
 from .request import Chunk, Request
 from .types import Generation, KVGeometry
 
@@ -46,8 +47,8 @@ def prefill_rows(
     return tuple(rows)
 
 
-def _turn(request: Request) -> tuple[bool, int]:
-    return request.passed_over <= MAX_PASSED_OVER, request.spec.priority
+def _turn(request: Request) -> tuple[bool, Urgency]:
+    return request.passed_over <= MAX_PASSED_OVER, request.urgency
 
 
 def _prefill_row(request: Request, chunk: Chunk, kv: KVManager, geometry: KVGeometry) -> PrefillRow:

@@ -192,6 +192,26 @@ def test_golden_outputs_end_with_eos(ahead: bool) -> None:
         assert_at_rest(local)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_depths_of_the_random_head_do_not_depend_on_scheduling(layout: KVLayout) -> None:
+    settings = ExitParams(exit_mode="random_lookahead", exit_threshold=0.5, min_loops=1)
+    asked = [
+        msgspec.structs.replace(request, exit=settings) for request in requests(case("fixed4"))
+    ]
+
+    def answers(**changes: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        with engine(layout=layout, **changes) as local:
+            results = local.generate(asked)
+            assert_at_rest(local)
+        return [(result.token_ids, result.exit_depths) for result in results]
+
+    plain = answers()
+    assert {depth for _, depths in plain for depth in depths[1:]} == {2, 3, 4}
+    assert answers(async_scheduling=True, chunk_tokens=7, num_slots=5) == plain
+    assert answers(refill=False, mixed_batches=False) == plain
+    assert answers(random_head_seed=1) != plain
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_seeded_draws_are_the_same_alone_batched_and_in_other_chunks(
     one_engine: LocalEngine, ahead: bool

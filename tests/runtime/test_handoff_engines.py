@@ -142,6 +142,22 @@ def test_the_receive_slot_is_held_until_the_first_coda_is_retired(pair: Pair) ->
     assert pair.decode.core.statistics()["receive_slots_free"] == 2
 
 
+def test_received_requests_of_lower_priority_numbers_get_a_slot_first() -> None:
+    pair = Pair(
+        Side(SimulatedExecutor(num_blocks=200)),
+        Side(SimulatedExecutor(num_blocks=200, num_slots=1, num_receive_slots=4)),
+    )
+    for generation, priority in ((1, 0), (2, 7), (3, -1), (4, 7)):
+        request = engine_request(generation, priority=priority)
+        assert isinstance(pair.start(request), Reservation)
+    while len([event for event in pair.prefill.events if isinstance(event, Released)]) < 4:
+        pair.prefill.step()
+        pair.deliver()
+    pair.settle()
+    order = [event.generation for event in pair.decode.events if isinstance(event, Activated)]
+    assert order == [3, 1, 2, 4]
+
+
 def test_a_cancelled_receive_keeps_its_memory_until_the_writer_has_ended(pair: Pair) -> None:
     pair.decode.core.reserve(engine_request(1))
     pair.decode.core.cancel(G)
