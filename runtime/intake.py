@@ -123,8 +123,7 @@ class Intake:
     def _fits(self, generation: Generation) -> bool:
         request = self._waiting_request(generation)
         tokens, _ = self._room.first_tokens(request.spec, request.role)
-        need = self._kv.takes(tokens, request.spec.prompt) + self._room.watermark_blocks()
-        return need <= self._kv.free_blocks()
+        return self._kv.fits(tokens, request.spec.prompt, self._room.watermark_blocks())
 
     def _start(self, generation: Generation) -> Request:
         request = self._waiting_request(generation)

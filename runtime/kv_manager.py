@@ -67,6 +67,14 @@ class KVManager:
         """Live requests that hold blocks."""
         return self._leases[Lease.OWNER]
 
+    def fits(self, tokens: int, prompt: tuple[int, ...], keep: int) -> bool:
+        """Whether allocate() would leave at least `keep` blocks free. The pages of the prompt are
+        looked up only where they decide."""
+        free = self.free_blocks() - keep
+        if self.blocks_for(tokens) <= free:
+            return True
+        return free >= self._geometry.num_planes and self.takes(tokens, prompt) <= free
+
     def usage(self) -> KVUsage:
         return KVUsage(
             epoch=self.epoch,

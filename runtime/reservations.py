@@ -75,9 +75,8 @@ class Reservations:
         if self._line.held_back(urgency, now_s):
             return "an earlier reservation was passed as often as is allowed"
         tokens, _ = self._room.first_tokens(spec, Role.DECODE)
-        need = self._kv.takes(tokens, spec.prompt) + self._room.watermark_blocks()
-        if need > self._kv.free_blocks():
-            return f"{need} blocks are not free"
+        if not self._kv.fits(tokens, spec.prompt, self._room.watermark_blocks()):
+            return f"{self._kv.blocks_for(tokens)} blocks are not free"
         return None
 
     def _grant(self, spec: EngineRequest, arrival: int) -> Reservation:

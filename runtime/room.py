@@ -156,12 +156,16 @@ class Room:
         self._book.fail(victim, CapacityError.code, message)
         self._made_room = True
 
+    def _someone_stalls(self) -> bool:
+        found = (self._book.get(generation) for generation in self._stalled)
+        return any(request is not None and not request.over for request in found)
+
     # The way back.
 
     def resume(self) -> None:
         """Suspended requests get blocks and a slot again, most urgent first, unless someone who
         executes lacks a column."""
-        while not self._stalled and (waiting := self._book.suspended()):
+        while (waiting := self._book.suspended()) and not self._someone_stalls():
             request = min(waiting, key=lambda request: request.urgency)
             planes, generation = self._geometry.num_planes, request.generation
             margin = resume_margin(
