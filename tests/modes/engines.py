@@ -4,6 +4,7 @@ Each runs a batch to its end and tells what every request gave, in order. Engine
 one batch to the next, so that what a batch leaves behind meets the following one.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,9 @@ from ..reference.dense import DenseModel
 from ..system.service import eventually
 from ..system.two_engines import TwoEngines
 from .asks import engine_request, user_request
+
+
+REST_S = 10.0
 
 
 class Given(NamedTuple):
