@@ -70,6 +70,8 @@ def strides(pool: PoolDescription) -> tuple[Stride, Stride, Stride]:
 def check_pool(pool: PoolDescription) -> None:
     """Refuse a description whose numbers cannot be memory."""
     wrong = []
+    if not all(n > 0 for n in msgspec.structs.astuple(pool.geometry) if isinstance(n, int)):
+        wrong.append(f"{pool.geometry}")
     if pool.num_blocks < 1 or pool.hidden_rows < 1:
         wrong.append(f"{pool.num_blocks} blocks and {pool.hidden_rows} hidden rows")
     if pool.memory not in ("DRAM", "VRAM") or pool.device_id < 0:
@@ -88,14 +90,19 @@ def check_pool(pool: PoolDescription) -> None:
 
 def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
     """Refuse a pair whose caches are shaped differently; pool sizes may differ."""
-    mismatches = [
+    differences = shape_differences(mine.geometry, theirs.geometry)
+    if differences:
+        raise ProtocolError(f"workers cannot pair: {differences}")
+    check_pool(theirs)
+
+
+def shape_differences(mine: KVGeometry, theirs: KVGeometry) -> str:
+    """Every field that differs, with both values; empty when they are equal."""
+    return "; ".join(
         f"{name} is {ours!r} here and {other!r} there"
         for name in KVGeometry.__struct_fields__
-        if (ours := getattr(mine.geometry, name)) != (other := getattr(theirs.geometry, name))
-    ]
-    if mismatches:
-        raise ProtocolError("workers cannot pair: " + "; ".join(mismatches))
-    check_pool(theirs)
+        if (ours := getattr(mine, name)) != (other := getattr(theirs, name))
+    )
 
 
 def check_blocks(pool: PoolDescription, blocks: Sequence[int]) -> None:

@@ -24,11 +24,13 @@ from ..connector.messages import (
     RequestReceived,
     Reserved,
 )
+from ..runtime.errors import ProtocolError
 from .attempt import Attempt, Leg, Phase
 from .attempts import AttemptOwner, Attempts
 from .effects import ConfirmOutput, Effect, SendWorker
 from .now import Now
-from .registry import Worker
+from .output_rows import row_fault
+from .registry import Registry, Worker
 
 UNCONFIRMED = "unconfirmed"  # D's word for: released, but the last Confirm has not come
 
@@ -68,10 +70,12 @@ class Handoffs:
         self,
         attempts: Attempts,
         owner: AttemptOwner,
+        registry: Registry,
         emit: Callable[[Effect], None],
         counters: Counter[str],
     ) -> None:
         self._attempts = attempts
+        self._registry = registry
         self._owner = owner
         self._emit = emit
         self._counters = counters
@@ -184,6 +188,13 @@ class Handoffs:
         self._attempts.leg_released(attempt, leg, now.mono_s)
 
     def _take_row(self, attempt: Attempt, worker: Worker, row: OutputRow, now: Now) -> None:
+        model = self._registry.model
+        assert model is not None  # it came with the first worker
+        fault = row_fault(row, attempt.engine_request, model.vocab_size)
+        if fault is not None:
+            reason = f"decode worker {worker.name} sent impossible output: {fault}"
+            self._owner.attempt_failed(attempt, ProtocolError.code, reason)
+            return
         attempt.received = True
         delivered = attempt.request.delivered
         if row.start_index > delivered:

@@ -89,19 +89,26 @@ class Members:
                 if self._registry.pair_ready(worker.incarnation, message.decode):
                     logger.info("pair ready: %s -> %s", worker.incarnation, message.decode)
             case PairClosed():
-                if self._registry.pair_closed(worker.incarnation, message.decode):
-                    level = logging.ERROR if message.refused else logging.WARNING
-                    names = (worker.incarnation, message.decode, message.reason)
-                    logger.log(level, "pair closed: %s -> %s: %s", *names)
+                self._pair_closed(worker.incarnation, message)
             case _:
                 assert_never(message)
+
+    def _pair_closed(self, prefill: str, message: PairClosed) -> None:
+        decode, reason = message.decode, message.reason
+        if message.refused:
+            if self._registry.pair_refused(prefill, decode, reason):
+                logger.error("pair refused: %s -> %s: %s", prefill, decode, reason)
+        elif self._registry.pair_closed(prefill, decode):
+            logger.warning("pair closed: %s -> %s: %s", prefill, decode, reason)
 
     def _heartbeat(self, worker: Worker, message: Heartbeat, now: Now) -> None:
         worker.live = message.live
         worker.statistics = message.statistics
-        quarantined = int(message.statistics.get(QUARANTINED, 0))
+        quarantined = message.statistics.get(QUARANTINED, 0.0)
+        if not 0 <= quarantined <= worker.limits.num_blocks:  # a worker's word, and maybe no number
+            quarantined = worker.limits.num_blocks
         if quarantined != self._books.account(worker.incarnation).quarantined_blocks:
-            self._books.set_quarantined(worker.incarnation, quarantined)
+            self._books.set_quarantined(worker.incarnation, int(quarantined))
         self._handoffs.heartbeat(worker, message, now)
         if message.peers_version != self._registry.version:
             self._emit(SendWorker(worker.incarnation, self._registry.peers_for(worker)))

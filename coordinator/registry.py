@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ..connector.geometry import shape_differences
 from ..connector.messages import (
     PROTOCOL_VERSION,
     LiveGeneration,
@@ -20,6 +21,7 @@ from ..connector.messages import (
 from ..runtime.interfaces import AdmissionLimits
 from ..runtime.types import KVGeometry, ModelDescription
 from .attempt import Role
+from .registration import registration_fault
 from .router import Pair
 
 
@@ -49,6 +51,7 @@ class Registry:
         self.version = 0  # moves with every change of membership
         self._workers: dict[str, Worker] = {}
         self._pairs: dict[Pair, None] = {}
+        self._refused: dict[Pair, str] = {}  # pairs that will never be ready, and why
         self._removed: set[str] = set()
         self.changes = 0  # moves with every change of membership or of the ready pairs
 
@@ -67,6 +70,8 @@ class Registry:
             return f"role {message.role!r} is neither prefill nor decode"
         if message.role == "decode" and not message.peer_endpoint:
             return "a decode worker must name its peer_endpoint"
+        if (fault := registration_fault(message)) is not None:
+            return fault
         if self.model is not None and message.model.fingerprint != self.model.fingerprint:
             return (
                 f"serves {message.model.name} ({message.model.fingerprint}), this service "
@@ -75,7 +80,8 @@ class Registry:
         if self.model is not None and _unnamed(message.model) != _unnamed(self.model):
             return f"describes the model as {message.model}, this service as {self.model}"
         if self.geometry is not None and message.pool.geometry != self.geometry:
-            return f"its KV geometry {message.pool.geometry} is not this service's {self.geometry}"
+            differences = shape_differences(self.geometry, message.pool.geometry)
+            return f"its KV geometry is not this service's: {differences}"
         return None
 
     def add(self, message: Register, mono_s: float) -> Worker:
@@ -98,19 +104,20 @@ class Registry:
     def remove(self, incarnation: str) -> None:
         del self._workers[incarnation]
         self._removed.add(incarnation)
-        for pair in list(self._pairs):
+        for pair in [*self._pairs, *self._refused]:
             if incarnation in (pair.prefill, pair.decode):
-                del self._pairs[pair]
+                self._pairs.pop(pair, None)
+                self._refused.pop(pair, None)
         self.version += 1
         self.changes += 1
 
     def pair_ready(self, prefill: str, decode: str) -> bool:
         """True if this opened a pair. A pair of workers that are not both here is no pair."""
         pair = Pair(prefill, decode)
-        roles = [w.role if w is not None else None for w in map(self.get, (prefill, decode))]
-        if roles != ["prefill", "decode"] or pair in self._pairs:
+        if not self._can_pair(pair) or pair in self._pairs:
             return False
         self._pairs[pair] = None
+        self._refused.pop(pair, None)
         self.changes += 1
         return True
 
@@ -121,6 +128,26 @@ class Registry:
         del self._pairs[pair]
         self.changes += 1
         return True
+
+    def pair_refused(self, prefill: str, decode: str, reason: str) -> bool:
+        """True if this is news. The two do not match, and never will."""
+        pair = Pair(prefill, decode)
+        self.pair_closed(prefill, decode)
+        if not self._can_pair(pair) or pair in self._refused:
+            return False
+        self._refused[pair] = reason
+        return True
+
+    def _can_pair(self, pair: Pair) -> bool:
+        roles = [w.role if w else None for w in map(self.get, (pair.prefill, pair.decode))]
+        return roles == ["prefill", "decode"]
+
+    def unpairable(self) -> str | None:
+        """Why not one pair of the workers that are here will ever be ready, if that is so."""
+        possible = len(self.incarnations("prefill")) * len(self.incarnations("decode"))
+        if not possible or len(self._refused) < possible:
+            return None
+        return next(iter(self._refused.values()))
 
     def get(self, incarnation: str) -> Worker | None:
         return self._workers.get(incarnation)
@@ -141,10 +168,10 @@ class Registry:
         """Positions that one request may take of the roomiest decode worker; None without one."""
         if self.geometry is None:
             return None
-        depths, block = self.geometry.num_depths, self.geometry.block_size
+        planes, block = self.geometry.num_planes, self.geometry.block_size
         return max(
             (
-                min(w.limits.num_blocks // depths * block, w.limits.max_positions)
+                min(w.limits.num_blocks // planes * block, w.limits.max_positions)
                 for w in self._workers.values()
                 if w.role == "decode"
             ),

@@ -23,6 +23,7 @@ from ..connector.messages import (
     WorkerExited,
     WorkerToCoordinator,
 )
+from ..runtime.errors import ServiceError
 from ..runtime.prompt import Tokenizer
 from .attempt import Role
 from .client_sockets import ClientSockets
@@ -63,6 +64,7 @@ class CoordinatorService:
         self._changed = asyncio.Event()  # something happened since wait_until() last looked
         self._stopping = False
         self._record: Path | None = None
+        self._hopeless: str | None = None  # why it will never be ready
         self._workers: RouterChannel[FromWorker, CoordinatorToWorker] = RouterChannel(
             WorkerToCoordinator | WorkerExited, self._from_worker
         )
@@ -84,6 +86,8 @@ class CoordinatorService:
         self._announce_if_ready()
         await self._stop.wait()
         await self._end()
+        if self._hopeless is not None:
+            raise ServiceError(f"no pair of workers can serve: {self._hopeless}")
 
     def stop(self) -> None:
         """Drain and end; asked a second time, end at once."""
@@ -176,7 +180,13 @@ class CoordinatorService:
         self._timers[name] = self._loop.call_later(delay_s, act)
 
     def _announce_if_ready(self) -> None:
-        if self._record is not None or not self._complete():
+        decided = self._record is not None or self._hopeless is not None
+        if decided or not self._expected_are_here():
+            return
+        if self._expects_pairs() and not self.state.ready:
+            self._hopeless = self.state.unpairable
+            if self._hopeless is not None:
+                self.stop()
             return
         record = ServiceRecord(
             endpoint=self.endpoints[0],
@@ -187,11 +197,14 @@ class CoordinatorService:
         self._record = write_record(self._runtime_dir, record)
         logger.info("READY at %s", ", ".join(self.endpoints))
 
-    def _complete(self) -> bool:
-        expected = (self._config.expected_prefill, self._config.expected_decode)
-        present = tuple(len(self.state.workers(role)) for role in ("prefill", "decode"))
-        enough = all(there >= wanted for there, wanted in zip(present, expected, strict=True))
-        return enough and (self.state.ready or not all(expected))
+    def _expected_are_here(self) -> bool:
+        return (
+            len(self.state.workers("prefill")) >= self._config.expected_prefill
+            and len(self.state.workers("decode")) >= self._config.expected_decode
+        )
+
+    def _expects_pairs(self) -> bool:
+        return self._config.expected_prefill > 0 and self._config.expected_decode > 0
 
     # The end
 

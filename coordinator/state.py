@@ -31,7 +31,7 @@ from ..connector.messages import (
     WorkerExited,
     WorkerToCoordinator,
 )
-from ..runtime.errors import InvariantBroken, ShuttingDown
+from ..runtime.errors import InvariantBroken, ProtocolError, ShuttingDown
 from ..runtime.prompt import Tokenizer
 from ..runtime.validate import MAX_SEED
 from .agreement import check_agreement
@@ -73,7 +73,7 @@ class CoordinatorState:
         self._registry = Registry()
         self._books = Books()
         self._attempts = Attempts(self, self._books, emit)
-        self._handoffs = Handoffs(self._attempts, self, emit, self.counters)
+        self._handoffs = Handoffs(self._attempts, self, self._registry, emit, self.counters)
         self._members = Members(
             registry=self._registry,
             books=self._books,
@@ -222,6 +222,8 @@ class CoordinatorState:
         self._attempts.cancel(attempt, self._now.mono_s)
         if code == "pair_closed":
             self._registry.pair_closed(attempt.prefill.worker, attempt.decode.worker)
+        if code == ProtocolError.code:  # P says that D's reservation cannot be
+            leg = attempt.decode
         self._dispatcher.put_back(request, leg.worker, code, reason)
 
     def attempt_output(self, attempt: Attempt, row: OutputRow) -> None:
@@ -253,6 +255,11 @@ class CoordinatorState:
     def ready(self) -> bool:
         """At least one pair can serve."""
         return bool(self._registry.pairs())
+
+    @property
+    def unpairable(self) -> str | None:
+        """Why no pair of the workers that are here will ever serve, if that is so."""
+        return self._registry.unpairable()
 
     @property
     def idle(self) -> bool:

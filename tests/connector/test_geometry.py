@@ -9,6 +9,7 @@ from rlt.connector.geometry import (
     PoolDescription,
     Segment,
     check_compatible,
+    check_pool,
     hidden_entry,
     kv_bytes,
     kv_entries,
@@ -155,12 +156,14 @@ def test_pools_of_other_sizes_pair() -> None:
         ("hidden_rows", -2),
         ("memory", "FILE"),
         ("device_id", -1),
+        ("geometry", msgspec.structs.replace(geometry(), block_size=0)),
+        ("geometry", msgspec.structs.replace(geometry(), num_layers=-1, num_depths=-1)),
     ],
 )
 def test_a_description_that_cannot_be_memory_is_refused(field: str, value: object) -> None:
     here = pool(geometry())
     with pytest.raises(ProtocolError, match="cannot be right"):
-        check_compatible(here, msgspec.structs.replace(here, **{field: value}))
+        check_pool(msgspec.structs.replace(here, **{field: value}))
 
 
 def test_a_description_survives_the_wire() -> None:

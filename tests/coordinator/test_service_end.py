@@ -1,7 +1,10 @@
 """How the service ends, and what it does about peers that are slow or gone."""
 
+import asyncio
+import contextlib
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import zmq
@@ -14,11 +17,19 @@ from rlt.connector.messages import (
     Hello,
 )
 from rlt.coordinator.client import Client
-from rlt.runtime.errors import ConfigError, RltError, ServiceUnreachable, ShuttingDown
+from rlt.coordinator.config import CoordinatorConfig
+from rlt.coordinator.service import CoordinatorService
+from rlt.runtime.errors import (
+    ConfigError,
+    RltError,
+    ServiceError,
+    ServiceUnreachable,
+    ShuttingDown,
+)
 from rlt.runtime.interfaces import GenerateRequest
 from rlt.runtime.types import FinishReason, RequestId, SamplingParams
 
-from .running import running
+from .running import Team, running
 from .workers import expected_tokens
 
 
@@ -53,6 +64,32 @@ def test_the_drain_is_bounded() -> None:
         handle.call(handle.service.stop)
         with pytest.raises(ShuttingDown):
             list(stream)
+
+
+def test_a_service_whose_only_pair_is_refused_ends_with_the_reason_instead_of_waiting(
+    tmp_path: Path,
+) -> None:
+    config = CoordinatorConfig(
+        runtime_dir=str(tmp_path),
+        worker_endpoint="tcp://127.0.0.1:*",
+        client_endpoints=("tcp://127.0.0.1:*",),
+        expected_prefill=1,
+        expected_decode=1,
+    )
+
+    async def live() -> None:
+        service = CoordinatorService(config, tmp_path, None)
+        with contextlib.closing(service):
+            service.bind()
+            team = Team(service.worker_endpoint, 1, 1)
+            for member in team.members:
+                member.worker.refuses_pairs = True
+            with contextlib.closing(team):
+                await asyncio.wait_for(service.run(), 20.0)
+
+    with pytest.raises(ServiceError, match="no path between them"):
+        asyncio.run(live())
+    assert not (tmp_path / "service.json").exists()
 
 
 def test_prefill_workers_are_stopped_before_decode_workers() -> None:

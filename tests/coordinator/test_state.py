@@ -1,5 +1,7 @@
 """The coordinator's state machine, driven by events among scripted workers."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -25,7 +27,7 @@ from rlt.connector.messages import (
     Welcome,
 )
 from rlt.coordinator.generations import COUNTER_BITS
-from rlt.runtime.types import FinishReason, Generation
+from rlt.runtime.types import FinishReason, Generation, TokenLogprobs
 
 from .workers import GEOMETRY, MODEL, ScriptedWorker, expected_tokens
 from .world import World
@@ -175,6 +177,37 @@ def test_output_before_the_prefill_was_even_asked_for_is_dropped() -> None:
     assert outcome(world) == "length"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": (-1,)},
+        {"token_ids": (512,)},
+        {"token_ids": (1 << 40,)},
+        {"exit_depths": ()},
+        {"logprobs": (TokenLogprobs(0.0, ()), TokenLogprobs(0.0, ()))},
+        {"start_index": -1},
+        {"start_index": 99},
+        {"token_ids": (5,) * 99, "exit_depths": (4,) * 99},
+        {"finish_reason": FinishReason.ERROR},
+    ],
+)
+def test_output_that_cannot_be_ends_its_own_request_and_no_other(
+    changes: dict[str, object],
+) -> None:
+    world = World()
+    world.generate("bad")
+    world.generate("good")
+    world.deliver_all()
+    decode = world.named("d0")
+    generation = next(iter(decode.live))
+    row = OutputRow(generation=generation, start_index=0, token_ids=(5,), exit_depths=(4,))
+    odd = Output(rows=(msgspec.structs.replace(row, **changes),))
+    world.perform(world.state.handle_worker(decode.incarnation, odd, world.now))
+    assert outcome(world, "bad") == "protocol"
+    assert_idle(world)
+    assert outcome(world, "good") == "length"
+
+
 def test_a_lost_confirm_is_repeated_when_the_heartbeat_shows_it() -> None:
     world = World()
     world.generate(max_tokens=2)
@@ -264,6 +297,20 @@ def test_one_workers_refusal_sends_the_request_to_another() -> None:
         world.generate(f"r{number}")
     assert_idle(world)
     assert [outcome(world, f"r{number}") for number in range(4)] == ["length"] * 4
+
+
+def test_a_reservation_that_the_prefill_worker_cannot_use_is_the_decode_workers_fault() -> None:
+    world = World(prefill=1, decode=2)
+    world.generate(max_tokens=3)
+    first = next(worker for worker in world.workers.values() if worker.role == "decode")
+    bad = world.named("d0") if asks(world.named("d0"), Reserve) else first
+    world.deliver_to_worker(bad.incarnation)
+    world.deliver_to_coordinator(bad.incarnation)
+    [generation] = bad.live
+    word = Refused(generation=generation, code="protocol", reason="block 99 is outside the pool")
+    world.perform(world.state.handle_worker(world.named("p0").incarnation, word, world.now))
+    assert_idle(world)
+    assert outcome(world) == "length"
 
 
 def test_a_refusal_by_every_worker_reaches_the_client() -> None:
@@ -591,6 +638,95 @@ def test_a_worker_of_another_model_or_geometry_or_version_is_refused_by_name() -
     world.generate()
     world.deliver_all()
     assert not any(worker.live for worker in [*others, old])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pool.geometry.block_size", 0),
+        ("pool.geometry.num_layers", -1),
+        ("pool.geometry.head_dim", 1 << 62),
+        ("pool.num_blocks", 0),
+        ("pool.num_blocks", 1 << 40),
+        ("pool.kv_base", -5),
+        ("limits.num_blocks", 1 << 40),
+        ("limits.num_slots", 0),
+        ("limits.num_receive_slots", -1),
+        ("limits.max_positions", 0),
+        ("model.num_loops", 3),
+        ("model.vocab_size", 0),
+        ("model.max_positions", -1),
+        ("model.default_exit_threshold", float("nan")),
+    ],
+)
+def test_a_worker_whose_figures_cannot_be_is_refused_even_as_the_first(
+    field: str, value: object
+) -> None:
+    """The first worker fixes the model and the geometry, so nonsense would be everybody's."""
+    world = World(0, 0)
+    odd = world.add(ScriptedWorker("odd", "decode"))
+    line = world.to_coordinator[odd.incarnation]
+    line[0] = _with(line[0], field.split("."), value)
+    world.deliver_all()
+    assert isinstance(odd.heard[0], RegisterRefused)
+    for worker in (ScriptedWorker("p", "prefill"), ScriptedWorker("d", "decode")):
+        world.add(worker)
+    world.deliver_all()
+    world.generate(max_tokens=3)
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def _with(record: Any, path: list[str], value: object) -> Any:
+    """The record with the field at `path` replaced."""
+    name, *deeper = path
+    changed = _with(getattr(record, name), deeper, value) if deeper else value
+    return msgspec.structs.replace(record, **{name: changed})
+
+
+@pytest.mark.parametrize("blocks", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_worker_that_counts_no_number_of_blocks_gets_nothing_and_the_others_go_on(
+    blocks: float,
+) -> None:
+    world = World(prefill=1, decode=2)
+    odd, good = world.named("d0"), world.named("d1")
+    beat = msgspec.structs.replace(odd.heartbeat(), statistics={"blocks_quarantined": blocks})
+    world.perform(world.state.handle_worker(odd.incarnation, beat, world.now))
+    for number in range(4):
+        world.generate(f"r{number}")
+    world.deliver_all()
+    assert not odd.live and len(good.live) == 4
+
+
+def test_a_layout_with_one_plane_takes_requests_as_long_as_its_whole_pool() -> None:
+    shared = msgspec.structs.replace(GEOMETRY, layout="shared")
+    world = World(0, 0)
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        world.add(ScriptedWorker(name, role, geometry=shared, num_blocks=8))
+    world.deliver_all()
+    world.generate("fits", max_tokens=8 * 16 - 2)  # 8 blocks of 16 positions
+    world.generate("does not", max_tokens=8 * 16 - 1)
+    assert rejections(world) == ["too_long"]
+
+
+def test_only_when_every_pair_is_refused_will_the_service_never_serve() -> None:
+    world = World(prefill=1, decode=2)
+    prefill = world.named("p0").incarnation
+
+    def refuse(decode: str) -> None:
+        word = PairClosed(decode=decode, reason="no path between them", refused=True)
+        world.perform(world.state.handle_worker(prefill, word, world.now))
+
+    refuse(world.named("d0").incarnation)
+    refuse("d-nowhere")
+    assert world.state.unpairable is None and world.state.ready
+    refuse(world.named("d1").incarnation)
+    assert world.state.unpairable == "no path between them" and not world.state.ready
+    world.kill(world.named("d0").incarnation)
+    assert world.state.unpairable is not None
+    world.add(ScriptedWorker("d2", "decode"))
+    world.deliver_all()
+    assert world.state.unpairable is None and world.state.ready
 
 
 def test_the_same_model_under_another_path_is_accepted() -> None:

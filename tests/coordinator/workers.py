@@ -19,6 +19,7 @@ from rlt.connector.messages import (
     MustWait,
     Output,
     OutputRow,
+    PairClosed,
     PairReady,
     Peers,
     Prefill,
@@ -95,6 +96,7 @@ class ScriptedWorker:
     model: ModelDescription = MODEL
     geometry: KVGeometry = GEOMETRY
     life: int = 1
+    refuses_pairs: bool = False
     ended: bool = False  # it was refused: a real one exits
     highest_epoch: int = 0
     peers: Peers | None = None
@@ -122,8 +124,8 @@ class ScriptedWorker:
             protocol_version=PROTOCOL_VERSION,
             model=self.model,
             pool=PoolDescription(
-                kv_base=0,
-                hidden_base=0,
+                kv_base=1 << 20,
+                hidden_base=1 << 40,
                 num_blocks=self.num_blocks,
                 hidden_rows=self.num_slots + slots,
                 geometry=self.geometry,
@@ -164,8 +166,8 @@ class ScriptedWorker:
                 known = self.peers.peers if self.peers is not None else ()
                 self.peers = message
                 if self.role == "prefill":
-                    new = [p for p in message.peers if p not in known]
-                    return [PairReady(decode=peer.incarnation) for peer in new]
+                    new = [peer.incarnation for peer in message.peers if peer not in known]
+                    return [self._pair(decode) for decode in new]
             case Reserve():
                 return [self._reserve(message)]
             case Prefill():
@@ -189,13 +191,18 @@ class ScriptedWorker:
                 pass
         return []
 
+    def _pair(self, decode: str) -> WorkerToCoordinator:
+        if self.refuses_pairs:
+            return PairClosed(decode=decode, reason="no path between them", refused=True)
+        return PairReady(decode=decode)
+
     def _reserve(self, ask: Reserve) -> WorkerToCoordinator:
         generation = ask.generation
         if generation in self.closed:
             return Refused(generation=generation, code="closed", reason="closed")
         if generation not in self.live:
-            used = sum(GEOMETRY.blocks(r.request.capacity_tokens) for r in self.live.values())
-            need = GEOMETRY.blocks(ask.request.capacity_tokens)
+            used = sum(self.geometry.blocks(r.request.capacity_tokens) for r in self.live.values())
+            need = self.geometry.blocks(ask.request.capacity_tokens)
             if need > self.num_blocks:
                 self.closed.add(generation)
                 return Refused(generation=generation, code="too_long", reason="pool too small")
