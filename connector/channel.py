@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 In = TypeVar("In")
 Out = TypeVar("Out", bound=msgspec.Struct)
 
-BATCH = 256  # messages handled per wake-up before other work of the loop gets its turn
+BATCH = 256  # messages handled per wake-up before other work of the loop gets its turn,
+SLICE_S = 0.02  # or fewer, if they have taken so long
 LINGER_MS = 500
 
 
@@ -34,14 +35,21 @@ class SendResult(Enum):
 
 
 class _Channel(Generic[In]):
-    def __init__(self, kind: int, incoming: Any, high_water: int) -> None:
+    def __init__(
+        self,
+        kind: int,
+        incoming: Any,
+        high_water: int,
+        receive_high_water: int | None = None,
+        max_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         self._socket.set(zmq.LINGER, LINGER_MS)
         self._socket.set(zmq.SNDHWM, high_water)
-        self._socket.set(zmq.RCVHWM, high_water)
-        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._decoder: Decoder[In] = Decoder(incoming)
+        self._socket.set(zmq.RCVHWM, receive_high_water or high_water)
+        self._socket.set(zmq.MAXMSGSIZE, max_bytes)
+        self._decoder: Decoder[In] = Decoder(incoming, max_bytes)
         self._again: asyncio.Handle | None = None
         self.malformed = 0  # frames dropped because no message of this direction was in them
         self.unsent = 0  # sends refused: peer gone or its mark reached
@@ -58,9 +66,12 @@ class _Channel(Generic[In]):
         if self._again is not None:
             self._again.cancel()
             self._again = None
+        end_s = self._loop.time() + SLICE_S
         for _ in range(BATCH):
             if self._socket.closed:
                 return
+            if self._loop.time() > end_s:
+                break
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -105,9 +116,16 @@ class RouterChannel(_Channel[In], Generic[In, Out]):
     """Listens; many peers dial in, each known by its ROUTER identity."""
 
     def __init__(
-        self, incoming: Any, on_message: Callable[[bytes, In], None], *, high_water: int = 10_000
+        self,
+        incoming: Any,
+        on_message: Callable[[bytes, In], None],
+        *,
+        high_water: int = 10_000,
+        receive_high_water: int | None = None,
+        max_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        super().__init__(zmq.ROUTER, incoming, high_water)
+        """high_water: frames on their way to one peer, or from it unless receive_high_water."""
+        super().__init__(zmq.ROUTER, incoming, high_water, receive_high_water, max_bytes)
         # A peer that dials again under its identity replaces its dead connection.
         self._socket.set(zmq.ROUTER_HANDOVER, 1)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)

@@ -11,7 +11,8 @@ from ..runtime.errors import ProtocolError
 
 In = TypeVar("In")
 
-MAX_FRAME_BYTES = 64 << 20  # far above any legal message: a 1M-token prompt is about 5 MB
+MAX_FRAME_BYTES = 64 << 20  # far above any legal message
+MAX_REQUEST_BYTES = 8 << 20  # of a client's messages: a 1M-token prompt is about 5 MB
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -9,7 +9,7 @@ from typing import assert_never
 
 import msgspec
 
-from ..connector.codec import MAX_FRAME_BYTES, encode
+from ..connector.codec import MAX_REQUEST_BYTES, encode
 from ..connector.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -220,7 +220,7 @@ def _check_types(generate: Generate) -> None:
         msgspec.msgpack.decode(frame, type=Generate)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"the request is malformed: {error}") from error
-    if len(frame) > MAX_FRAME_BYTES:
+    if len(frame) > MAX_REQUEST_BYTES:
         raise InvalidRequest(
-            f"the request takes {len(frame)} bytes; at most {MAX_FRAME_BYTES} can be sent"
+            f"the request takes {len(frame)} bytes; at most {MAX_REQUEST_BYTES} can be sent"
         )

@@ -7,9 +7,11 @@ is forgotten; nothing can be sent to one that is not known.
 from collections.abc import Callable
 
 from ..connector.channel import RouterChannel, SendResult
+from ..connector.codec import MAX_REQUEST_BYTES
 from ..connector.messages import ClientToCoordinator, CoordinatorToClient
 
 HIGH_WATER = 1000  # frames on their way to one client before its backlog starts
+RECEIVE_HIGH_WATER = 64  # of one client, read and not handled yet: beyond that, it has to wait
 
 Channel = RouterChannel[ClientToCoordinator, CoordinatorToClient]
 
@@ -27,7 +29,13 @@ class ClientSockets:
             self._came_by[client] = channel
             self._on_message(client, message)
 
-        channel: Channel = RouterChannel(ClientToCoordinator, hear, high_water=HIGH_WATER)
+        channel: Channel = RouterChannel(
+            ClientToCoordinator,
+            hear,
+            high_water=HIGH_WATER,
+            receive_high_water=RECEIVE_HIGH_WATER,
+            max_bytes=MAX_REQUEST_BYTES,
+        )
         self._channels.append(channel)
         return channel.bind(endpoint)
 

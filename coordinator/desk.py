@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..connector.messages import Accepted, Generate, OutputRow, Rejected
-from ..runtime.errors import DuplicateRequest, InvalidRequest, RequestError
+from ..runtime.errors import DuplicateRequest, InvalidRequest, RequestError, TooLong
 from ..runtime.interfaces import Delta, GenerateRequest
 from ..runtime.prompt import Tokenizer, prompt_token_ids
 from ..runtime.types import FinishReason, RequestId
@@ -24,6 +24,8 @@ from .timeline import Timeline
 logger = logging.getLogger(__name__)
 
 REMEMBERED_ANSWERS = 1024  # per connection, for submissions that are sent again
+MAX_ID_BYTES = 256  # of a request ID, which comes back with every piece of output
+MAX_TEXT_BYTES = 1 << 20  # nobody is served while a text is tokenized: a second or two for this
 
 
 class Desk:
@@ -84,6 +86,16 @@ class Desk:
         return Accepted(submission=message.submission)
 
     def _request(self, client: bytes, asked: GenerateRequest, now: Now) -> Request:
+        id_bytes, text_bytes = len(asked.request_id.encode()), _text_bytes(asked)
+        if id_bytes > MAX_ID_BYTES:
+            raise InvalidRequest(
+                f"request_id has {id_bytes} bytes; at most {MAX_ID_BYTES} are taken"
+            )
+        if text_bytes > MAX_TEXT_BYTES:
+            raise TooLong(
+                f"the text has {text_bytes} bytes; at most {MAX_TEXT_BYTES} are tokenized here: "
+                "shorten it, or send prompt_token_ids"
+            )
         if asked.deadline_s is not None and not asked.deadline_s > 0:
             raise InvalidRequest(f"deadline_s is {asked.deadline_s}; it must be above 0")
         timeline = Timeline()
@@ -187,3 +199,8 @@ class Desk:
 
     def expired(self, mono_s: float) -> list[Request]:
         return self._deadlines.expired(mono_s)
+
+
+def _text_bytes(asked: GenerateRequest) -> int:
+    texts = [asked.text or "", *(m.role + m.content for m in asked.messages or ())]
+    return sum(len(text.encode()) for text in texts)

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -142,13 +143,17 @@ def test_the_same_id_on_two_connections_is_two_requests(service: Running, client
         ([1], {"deadline_s": 0.0}, InvalidRequest),
         ([1], {"max_tokens": 5000}, TooLong),
         ([{"role": "user"}], {}, InvalidRequest),
+        ([1], {"request_id": "x" * 1_000_000}, InvalidRequest),
+        ("x" * 2_000_000, {}, TooLong),
+        ([{"role": "user", "content": "x" * 2_000_000}], {}, TooLong),
+        ([1000] * 4_000_000, {}, InvalidRequest),  # more bytes than a frame may have
     ],
 )
 def test_bad_input_is_a_named_error_and_the_service_goes_on(
-    client: Client, prompt: list[int], options: dict[str, object], error: type[Exception]
+    client: Client, prompt: Any, options: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        client.generate(prompt, **options)  # type: ignore[arg-type]
+        client.generate(prompt, **options)  # type: ignore[call-overload]
     assert len(client.generate(PROMPT, max_tokens=2).token_ids) == 2
 
 
