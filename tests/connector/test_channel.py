@@ -40,7 +40,6 @@ def test_messages_that_take_long_do_not_keep_the_loop_from_its_other_work() -> N
 
     with tempfile.TemporaryDirectory(prefix="rlt-ch") as folder:
         asyncio.run(run(f"ipc://{folder}/s"))
-    assert max(gaps) < SLICE_S + 0.25, "as long as all of them"
     assert sum(gap > SLICE_S / 2 for gap in gaps) > 10, "it was not interrupted"
 
 
