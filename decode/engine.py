@@ -156,6 +156,7 @@ class DecodeEngine:
             self._receiver.cancel(generation, writer_never_started=ask.writer_never_started)
             self._core.cancel(generation)
             return
+        self._core.cancel(generation)  # it may wait for a reservation
         if generation not in self._receiver.closed:
             self._receiver.closed.close(generation, Phase.ENDED)
         self._link.send(GenerationReleased(generation=generation))

@@ -65,6 +65,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.token_budget,
             self.chunk_tokens,
         )
+        grows = self.admission == "incremental"
+        _require(
+            not grows or (self.num_slots >= 2 and self.snapshot_bytes > 0),
+            "--admission incremental preempts: it needs --num-slots of at least 2, got {}, and "
+            "--snapshot-bytes above 0, got {}",
+            self.num_slots,
+            self.snapshot_bytes,
+        )
         _require(
             0.0 <= self.watermark < 1.0,
             "--watermark must be at least 0 and below 1, got {}",

@@ -156,6 +156,22 @@ def test_small_reservations_do_not_starve_a_large_one() -> None:
     assert isinstance(pair.decode.core.reserve(large), Reservation)
 
 
+def test_a_cancelled_waiting_reservation_holds_nobody_back() -> None:
+    pair = GrowingPair(d_blocks=10 * 4, prefix_cache=False)
+    pair.start(engine_request(1, (1, 2), max_tokens=9))
+    core, large = pair.decode.core, engine_request(2, (3, 4), max_tokens=17)
+    assert isinstance(core.reserve(large), Wait)
+    for number in range(3, 11):
+        assert isinstance(core.reserve(engine_request(number, (5,), max_tokens=1)), Reservation)
+        core.cancel(Generation(number))
+        pair.decode.step(ReceiveEnded(Generation(number)))
+    small = engine_request(99, (5,), max_tokens=1)
+    held_back = core.reserve(small)
+    assert isinstance(held_back, Wait) and "passed" in held_back.reason
+    assert not core.cancel(large.generation), "it is not live: it only waits"
+    assert isinstance(core.reserve(small), Reservation)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> list[EngineRequest]:
     return [

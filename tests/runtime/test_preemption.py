@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlt.runtime.config import EngineConfig
 from rlt.runtime.engine_core import EngineCore
+from rlt.runtime.errors import ConfigError
 from rlt.runtime.events import EngineEvent, Released
 from rlt.runtime.preemption import Candidate, Urgency, choose_victim, resume_margin
 from rlt.runtime.types import EngineRequest, Generation
@@ -210,6 +212,15 @@ def test_more_urgent_arrivals_are_let_in_before_a_suspended_request_and_others_a
     assert engine.core.live()[Generation(3)] == "waiting"
     assert engine.core.live().get(Generation(4)) != "waiting"
     engine.finish()
+
+
+@pytest.mark.parametrize("wrong", [{"num_slots": 1}, {"snapshot_bytes": 0}])
+def test_growth_without_a_second_slot_or_memory_for_snapshots_is_refused(
+    wrong: dict[str, int],
+) -> None:
+    with pytest.raises(ConfigError, match="--admission incremental preempts"):
+        EngineConfig(model="m", admission="incremental", **wrong)  # type: ignore[arg-type]
+    EngineConfig(model="m", **wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -1,6 +1,7 @@
 """Shared pages: found by their tokens, never written, evicted when nobody reads them."""
 
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -288,7 +289,10 @@ class Written:
                 self.held |= {(block, offset): tokens for offset, tokens in entries.items()}
 
 
-ACTIONS = ("start", "start", "write", "write", "grow", "suspend", "resume", "end", "withdraw")
+ACTIONS = (
+    *("start", "start", "write", "write", "grow", "truncate"),
+    *("suspend", "resume", "end", "withdraw"),
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -318,11 +322,15 @@ def test_whatever_happens_nobody_reads_what_was_not_written_for_it(
                 if kv.allocate(generation, size, OWNER, prompt) is not None:
                     tokens[generation] = prompt
             case "write" if runs:
-                part = prompt[: max(size, kv.valid_tokens(generation, 0))]
+                reach = min(size, kv.granted_tokens(generation))
+                part = prompt[: max(reach, kv.valid_tokens(generation, 0))]
                 memory.write(generation, part)
                 kv.publish(generation, len(part))
             case "grow" if runs:
                 kv.grow(generation, size)
+            case "truncate" if kv.leases(generation) == {Lease.OWNER}:
+                with suppress(InvariantBroken):  # it would cut a shared page
+                    kv.truncate(generation, size, give_back=size % 2 == 0)
             case "suspend" if kv.leases(generation) == {Lease.OWNER}:
                 saved[generation] = memory.save(generation)
                 kv.suspend(generation)
