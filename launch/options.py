@@ -198,6 +198,23 @@ _SCHEDULING = (
         help="prompt chunks share passes with decode rows",
     ),
     Option(
+        flag="--token-budget",
+        commands=BOTH,
+        sets=(EngineConfig, "token_budget"),
+        parse=whole(1),
+        shown="--chunk-tokens, decode rows not counted",
+        unit="tokens",
+        help="prompt and decode tokens together in one mixed pass",
+    ),
+    Option(
+        flag="--prefill-passes",
+        commands=BOTH,
+        sets=(EngineConfig, "prefill_passes"),
+        parse=whole(1),
+        unit="passes",
+        help="prompt passes between two decode passes, where they are not mixed",
+    ),
+    Option(
         flag="--prefix-cache",
         commands=BOTH,
         sets=(EngineConfig, "prefix_cache"),
