@@ -1,7 +1,8 @@
 """Which position rows the reference attention gathers, and how segments are padded together.
 
-Pure index arithmetic, done once per pass. Padding repeats a segment's own position 0, which is
-always written, and is masked: a stale position is never even read.
+Pure index arithmetic, done once per pass. Segments of kv_length 0 are left out. Filling up repeats
+a segment's own position 0, which is always written, and is masked: a stale position is never even
+read.
 """
 
 from dataclasses import dataclass
@@ -50,10 +51,13 @@ def plan_groups(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[GatherGroup]:
+    real = kv_lengths > 0
     members = [
         part
-        for length in np.unique(query_lengths)
-        for padded in _alike(np.flatnonzero(query_lengths == length), kv_lengths, int(length))
+        for length in np.unique(query_lengths[real])
+        for padded in _alike(
+            np.flatnonzero(real & (query_lengths == length)), kv_lengths, int(length)
+        )
         for part in _split_by_size(padded, kv_lengths, most_positions)
     ]
     first_query = np.cumsum(query_lengths) - query_lengths
@@ -62,7 +66,7 @@ def plan_groups(
         query_length = int(query_lengths[chosen[0]])
         long = query_length > LONGEST_MASKED
         queries = None
-        if len(members) > 1:
+        if len(members) > 1 or not real.all():
             queries = (first_query[chosen][:, None] + np.arange(query_length)).reshape(-1)
         lengths = kv_lengths[chosen]
         rows = _position_rows(tables[chosen], lengths, block_size, block_rows)

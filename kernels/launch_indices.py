@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+ALIGNED = 4  # int32 in 16 bytes
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,30 @@ def launch_indices(
     decodes = np.flatnonzero(query_lengths == 1)
     prompts = np.flatnonzero(query_lengths > 1)
     starts = np.cumsum(query_lengths) - query_lengths
-    parts = [tables.reshape(-1), kv_lengths, starts, query_lengths, decodes, prompts]
-    packed = torch.from_numpy(np.concatenate(parts).astype(np.int32)).to(device)
-    views = packed.split([len(part) for part in parts])
+    table, kv, start, query, decode, prompt = _packed(
+        [tables.reshape(-1), kv_lengths, starts, query_lengths, decodes, prompts], device
+    )
     return LaunchIndices(
-        views[0].view(tables.shape),
-        *views[1:],
+        tables=table.view(tables.shape),
+        kv_lengths=kv,
+        query_starts=start,
+        query_lengths=query,
+        decodes=decode,
+        prompts=prompt,
         longest_decode=int(kv_lengths[decodes].max(initial=0)),
         longest_prompt=int(query_lengths[prompts].max(initial=0)),
     )
+
+
+def _packed(parts: list[Ints], device: torch.device) -> list[Tensor]:
+    """Each part as int32, all in one tensor. Every part starts on 16 bytes, whatever the lengths:
+    Triton compiles a kernel again for each combination of aligned and unaligned pointers."""
+    ends = np.cumsum([-(-len(part) // ALIGNED) * ALIGNED for part in parts])
+    starts = [0, *ends[:-1].tolist()]
+    host = np.zeros(ends[-1], dtype=np.int32)
+    for start, part in zip(starts, parts, strict=True):
+        host[start : start + len(part)] = part
+    device_side = torch.from_numpy(host).to(device)
+    return [
+        device_side[start : start + len(part)] for start, part in zip(starts, parts, strict=True)
+    ]

@@ -16,8 +16,11 @@ CAUSAL_ROWS = 128  # query rows in one call, over the heads that share a KV head
 
 
 def store_kv(keys_values: Tensor, kv: Tensor, layer: int, segments: Segments) -> None:
-    """keys_values: [tokens, 2 * kv_heads * head_dim]. Writes each query's own K and V in place."""
+    """keys_values: [tokens, 2 * kv_heads * head_dim]. Writes each query's own K and V in place;
+    padding is skipped."""
     width = kv.shape[4] * kv.shape[5]
+    if segments.stored is not None:
+        keys_values = keys_values.index_select(0, segments.stored)
     _layer_rows(kv, layer).index_copy_(0, segments.write_rows, keys_values.reshape(-1, width))
 
 
@@ -25,15 +28,15 @@ def paged_attention(query: Tensor, kv: Tensor, layer: int, segments: Segments) -
     """query: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
 
     Query i of a segment attends to positions 0..kv_length - query_length + i of its plane. Heads
-    h * groups .. (h + 1) * groups - 1 share KV head h.
+    h * groups .. (h + 1) * groups - 1 share KV head h. Padding gets zeros.
     """
     pool = _layer_rows(kv, layer)
     groups = segments.groups
-    if len(groups) == 1:
+    if len(groups) == 1 and groups[0].queries is None:
         return _attend(query, pool, kv.shape[4], groups[0], segments.scratch).reshape(
             query.shape[0], -1
         )
-    out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+    out = query.new_zeros(query.shape[0], query.shape[1] * query.shape[2])
     for group in groups:
         assert group.queries is not None
         part = _attend(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .gather_plan import GatherGroup, plan_groups
+from .launch_indices import LaunchIndices, launch_indices
 from .scratch import KEEP_BYTES, GatherScratch
 
 Ints = NDArray[np.int64]
@@ -37,7 +38,8 @@ class PoolShape:
 class Segment:
     """query_length >= 1 positions of one request at one depth, ending at kv_length - 1.
 
-    blocks: the depth plane's block row; it covers at least kv_length positions.
+    blocks: the depth plane's block row; it covers at least kv_length positions. kv_length 0 makes
+    padding: its queries stand nowhere, are not stored, and attention gives them zeros.
     """
 
     query_length: int
@@ -57,7 +59,7 @@ class Segments:
     _tables: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        width = max(self.shape_blocks(item.kv_length) for item in self.items)
+        width = max([1, *(self.shape_blocks(item.kv_length) for item in self.items)])
         tables = np.zeros((len(self.items), width), dtype=np.int64)
         for row, item in zip(tables, self.items, strict=True):
             used = self.shape_blocks(item.kv_length)
@@ -90,12 +92,32 @@ class Segments:
         return torch.from_numpy(self._owner_and_position[1]).to(self.device)
 
     @cached_property
-    def write_rows(self) -> Tensor:
-        """[tokens * 2] int64: row of each query's K, then of its V, in layer 0 of the flat pool."""
+    def _slots(self) -> Ints:
+        """[tokens]: block * block_size + offset of each query, -1 for padding."""
         owner, position = self._owner_and_position
         size = self.shape.block_size
-        block = self._tables[owner, position // size]
-        keys = block * self.shape.block_rows + position % size
+        slots: Ints = self._tables[owner, position.clip(0) // size] * size + position % size
+        return np.where(position < 0, -1, slots)
+
+    @cached_property
+    def write_slots(self) -> Tensor:
+        """[tokens] int64: block * block_size + offset of each query, -1 for padding."""
+        return torch.from_numpy(self._slots).to(self.device)
+
+    @cached_property
+    def stored(self) -> Tensor | None:
+        """[stored tokens] int64: the queries that are not padding, or None when all are."""
+        if (self._slots >= 0).all():
+            return None
+        return torch.from_numpy(np.flatnonzero(self._slots >= 0)).to(self.device)
+
+    @cached_property
+    def write_rows(self) -> Tensor:
+        """[stored tokens * 2] int64: row of each query's K, then of its V, in layer 0 of the flat
+        pool."""
+        size = self.shape.block_size
+        block, offset = np.divmod(self._slots[self._slots >= 0], size)
+        keys = block * self.shape.block_rows + offset
         rows = np.stack((keys, keys + size), axis=1).reshape(-1)
         return torch.from_numpy(rows).to(self.device)
 
@@ -111,4 +133,14 @@ class Segments:
             most_positions=KEEP_BYTES // (2 * self.shape.position_bytes),
             device=self.device,
             dtype=self.dtype,
+        )
+
+    @cached_property
+    def launch(self) -> LaunchIndices:
+        """What a Triton launch reads of these segments."""
+        return launch_indices(
+            query_lengths=self.query_lengths,
+            kv_lengths=self.kv_lengths,
+            tables=self._tables,
+            device=self.device,
         )
