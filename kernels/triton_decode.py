@@ -16,7 +16,7 @@ SPLIT_POSITIONS = 256
 LEAST_ROWS = 16  # tl.dot takes no fewer
 
 
-@jit
+@jit(changing=("table_width",))
 def _attend_split(
     query: tl.tensor,
     kv: tl.tensor,
@@ -86,7 +86,7 @@ def _attend_split(
         tl.store(partials + place[:, None] * DIM + dims[None, :], weighted, mask=mask)
 
 
-@jit
+@jit(changing=("splits",))
 def _merge_splits(
     out: tl.tensor,
     maxima: tl.tensor,

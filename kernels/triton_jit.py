@@ -15,9 +15,15 @@ class Kernel(Protocol):
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]: ...
 
 
-def jit(function: Callable[..., None]) -> Kernel:
-    kernel: Kernel = triton.jit(function)
-    return kernel
+def jit(*, changing: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Kernel]:
+    """changing: integer arguments that differ from pass to pass. Of any other, Triton compiles a
+    kernel per class of values (1, a multiple of 16, others)."""
+
+    def decorate(function: Callable[..., None]) -> Kernel:
+        kernel: Kernel = triton.jit(function, do_not_specialize=changing)
+        return kernel
+
+    return decorate
 
 
 def device_function(function: Callable[..., Any]) -> Callable[..., Any]:

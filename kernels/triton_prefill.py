@@ -15,7 +15,7 @@ from .triton_tiles import LOG2_E, attend, load_queries
 TILE_ROWS = 64  # query rows of one program, counted once per head of the group
 
 
-@jit
+@jit(changing=("table_width",))
 def _attend_chunk(
     query: tl.tensor,
     kv: tl.tensor,

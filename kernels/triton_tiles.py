@@ -4,8 +4,6 @@ Owns the row layout: row m of a tile is query m // SHARE, and head m % SHARE of 
 one KV head, so a group's K and V are loaded once. Running maximum and sum are float32, base 2.
 """
 
-from typing import Any
-
 import triton.language as tl  # type: ignore[import-untyped]
 
 from .triton_jit import device_function
@@ -16,15 +14,15 @@ LOG2_E = 1.4426950408889634
 @device_function
 def load_queries(
     query: tl.tensor,
-    token: Any,
-    head: Any,
-    keep: Any,
+    token: tl.tensor,
+    head: tl.tensor,
+    keep: tl.tensor,
     token_stride: int,
     head_stride: int,
     DIM: tl.constexpr,
     DIM_TILE: tl.constexpr,
     FLOAT32_DOTS: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """token, head, keep: [ROWS] -> [ROWS, DIM_TILE]; 0 where there is no query or dimension."""
     dims = tl.arange(0, DIM_TILE)
     places = token.to(tl.int64) * token_stride + head * head_stride
@@ -37,15 +35,15 @@ def load_queries(
 
 @device_function
 def attend(
-    queries: Any,
-    first: Any,
-    stop: Any,
-    last_seen: Any,
+    queries: tl.tensor,
+    first: tl.tensor,
+    stop: tl.tensor,
+    last_seen: tl.tensor,
     keys_at: tl.tensor,
     values_at: tl.tensor,
     table: tl.tensor,
-    block_stride: Any,
-    position_stride: Any,
+    block_stride: tl.tensor,
+    position_stride: tl.tensor,
     scale: float,
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
@@ -53,7 +51,7 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     FLOAT32_DOTS: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Positions first..stop-1; row m sees those <= last_seen[m], of which `first` must be one.
 
     -> maximum [ROWS], total [ROWS], weighted values [ROWS, DIM_TILE], not yet divided by total.
