@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x: [rows, size]; weight: [size]. Mean square over the last dimension."""
-    return F.rms_norm(x, weight.shape, weight, epsilon)
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None) -> Tensor:
+    """x: [rows, size], residual: the same or None; weight: [size]. Mean square over the last
+    dimension; the residual is added to the normed x."""
+    normed = F.rms_norm(x, weight.shape, weight, epsilon)
+    return normed if residual is None else residual + normed
 
 
 def rotary_phases(
