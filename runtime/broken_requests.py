@@ -1,13 +1,15 @@
-"""Requests whose state on the device was lost between passes: a restore or truncate that failed.
+"""Requests whose state on the device is lost: a pass, a restore or a truncate of theirs failed.
 
-Owns their reasons. Such a request's rows are left out of the next pass and answered as failed, so
-that nobody else's rows fail with them.
+Owns their reasons. Such a request's rows are left out of later passes, which may be submitted
+already, and answered as failed, so that nobody else's rows fail with them.
 """
 
 import msgspec
 
 from .plans import RowFailure, SchedulerOutput
 from .types import Generation
+
+ROWS = ("finalize", "prefill", "prelude", "loops", "coda", "verify")
 
 
 class BrokenRequests:
@@ -17,6 +19,11 @@ class BrokenRequests:
     def add(self, generation: Generation, reason: str) -> None:
         self._reasons[generation] = reason
 
+    def add_all(self, plan: SchedulerOutput, reason: str) -> None:
+        """The whole pass failed."""
+        for generation in _named(plan):
+            self._reasons[generation] = reason
+
     def forget(self, generation: Generation) -> None:
         self._reasons.pop(generation, None)
 
@@ -24,9 +31,7 @@ class BrokenRequests:
         """The plan without their rows, and one failure for each of them that had some."""
         if not self._reasons:
             return plan, ()
-        kinds = ("finalize", "prefill", "prelude", "loops", "coda", "verify")
-        rows = {kind: getattr(plan, kind) for kind in kinds}
-        named = {row.generation for kind in kinds for row in rows[kind]}
+        named = _named(plan)
         failures = tuple(
             RowFailure(generation, reason)
             for generation, reason in list(self._reasons.items())
@@ -36,6 +41,11 @@ class BrokenRequests:
             return plan, ()
         broken = {failure.generation for failure in failures}
         kept = {
-            kind: tuple(row for row in rows[kind] if row.generation not in broken) for kind in kinds
+            kind: tuple(row for row in getattr(plan, kind) if row.generation not in broken)
+            for kind in ROWS
         }
         return msgspec.structs.replace(plan, **kept), failures
+
+
+def _named(plan: SchedulerOutput) -> set[Generation]:
+    return {row.generation for kind in ROWS for row in getattr(plan, kind)}

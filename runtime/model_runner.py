@@ -29,6 +29,7 @@ from .plans import (
     ModelRunnerOutput,
     PrefillRow,
     PreludeRow,
+    RowFailure,
     SampledToken,
     SchedulerOutput,
 )
@@ -55,8 +56,8 @@ class ModelRunner:
             self._finalize(plan.finalize)
             self._prelude(plan.prelude)
             scores = self._loop(plan.prefill, plan.loops)
-            tokens = self._coda(plan.coda)
-            verified = verify(self._model, self._storage, plan.verify, self._scratch)
+            tokens, lost = self._coda(plan.coda)
+            verified, unverified = verify(self._model, self._storage, plan.verify, self._scratch)
             self._settle(plan.prefill)
         at_s = self._clock.wall_s()
         return ModelRunnerOutput(
@@ -72,6 +73,7 @@ class ModelRunner:
             ),
             tokens=tokens,
             verified=verified,
+            failed=lost + unverified,
             compute_s=time.perf_counter() - started_s,
         )
 
@@ -157,11 +159,13 @@ class ModelRunner:
         else:
             self._chunks[row.generation] = state
 
-    def _coda(self, rows: Sequence[CodaRow]) -> tuple[SampledToken, ...]:
+    def _coda(
+        self, rows: Sequence[CodaRow]
+    ) -> tuple[tuple[SampledToken, ...], tuple[RowFailure, ...]]:
         if not rows:
-            return ()
+            return (), ()
         hidden = self._storage.hidden
         states = gather_rows(hidden, integers([row.hidden_slot for row in rows], hidden))
-        tokens, told = sample(self._model.logits(states), rows)
-        self.tokens.keep(rows, tokens)
-        return told
+        sampled = sample(self._model.logits(states), rows)
+        self.tokens.keep(rows, sampled.tokens)
+        return sampled.told, sampled.failed

@@ -5,14 +5,14 @@ are laid out in vocabulary order for the draw, so that rounding in a sort cannot
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .errors import WorkerError
-from .plans import CodaRow, SampledToken
+from .plans import CodaRow, RowFailure, SampledToken
 from .rng import Purpose, uniform
 from .types import SamplingParams, TokenLogprobs
 
@@ -20,31 +20,39 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def greedy(logits: Tensor) -> Tensor:
-    """logits: [rows, vocab_size] float32 -> [rows] int64, on the same device."""
+NOT_FINITE = "the model's logits are not finite; check the checkpoint, or try --dtype float32"
+
+
+class Sampled(NamedTuple):
+    """tokens: [rows] int64, on the device, without meaning for a row that failed. told: what the
+    host hears of the others."""
+
+    tokens: Tensor
+    told: tuple[SampledToken, ...]
+    failed: tuple[RowFailure, ...]
+
+
+def sample(logits: Tensor, rows: Sequence[CodaRow]) -> Sampled:
+    """logits: [rows, vocab_size] float32. A row whose logits are not finite fails alone."""
     values, best = logits.max(-1)
-    if not bool(values.isfinite().all()):
-        raise WorkerError(
-            "the model's logits are not finite; check the checkpoint, or try --dtype float32"
-        )
-    return best
-
-
-def sample(logits: Tensor, rows: Sequence[CodaRow]) -> tuple[Tensor, tuple[SampledToken, ...]]:
-    """logits: [rows, vocab_size] float32 -> the tokens [rows] int64 on the same device, and all
-    that the host is told of them."""
-    best = greedy(logits)
+    finite: list[bool] = values.isfinite().tolist()
     tokens: list[int] = best.tolist()
     needs_host = any(r.sampling.temperature > 0 or r.sampling.logprobs is not None for r in rows)
-    if not needs_host:
-        return best, tuple(
-            SampledToken(row.generation, row.output_index, token, None)
-            for row, token in zip(rows, tokens, strict=True)
-        )
-    host = logits.cpu().numpy()
-    told = tuple(_sample_row(host[i].astype(np.float64), row) for i, row in enumerate(rows))
-    chosen = torch.tensor([sampled.token for sampled in told], device=logits.device)
-    return chosen, told
+    host = logits.cpu().numpy() if needs_host else None
+    told = []
+    for index, row in enumerate(rows):
+        if finite[index] and host is not None:
+            told.append(_sample_row(host[index].astype(np.float64), row))
+            tokens[index] = told[-1].token
+        elif finite[index]:
+            told.append(SampledToken(row.generation, row.output_index, tokens[index], None))
+    failed = tuple(
+        RowFailure(row.generation, NOT_FINITE)
+        for row, good in zip(rows, finite, strict=True)
+        if not good
+    )
+    chosen = torch.tensor(tokens, device=logits.device) if needs_host else best
+    return Sampled(chosen, tuple(told), failed)
 
 
 def _sample_row(logits: Floats, row: CodaRow) -> SampledToken:

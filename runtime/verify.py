@@ -6,21 +6,24 @@ greedy choice after each position. Layout last_exited alone: in `shared`, positi
 
 from collections.abc import Sequence
 
+import torch
+
 from ..kernels.scratch import GatherScratch
 from ..kernels.segments import Segment, Segments
 from .batch import integers, pool_shape
 from .errors import InvariantBroken
 from .kv_storage import KVStorage
 from .models.base import LoopedModel
-from .plans import Verified, VerifyRow
-from .sampling import greedy
+from .plans import RowFailure, Verified, VerifyRow
+from .sampling import NOT_FINITE
 
 
 def verify(
     model: LoopedModel, storage: KVStorage, rows: Sequence[VerifyRow], scratch: GatherScratch
-) -> tuple[Verified, ...]:
+) -> tuple[tuple[Verified, ...], tuple[RowFailure, ...]]:
+    """A row with logits that are not finite fails alone."""
     if not rows:
-        return ()
+        return (), ()
     if storage.geometry.layout != "last_exited":
         raise InvariantBroken("a VERIFY pass needs layout last_exited, this engine's is shared")
     hidden = model.embed(integers([t for row in rows for t in row.tokens], storage.hidden))
@@ -36,7 +39,19 @@ def verify(
             scratch,
         )
         hidden = model.loop(hidden, storage.kv, segments)
-    tokens = iter(greedy(model.logits(hidden)).tolist())
-    return tuple(
-        Verified(row.generation, row.start, tuple(next(tokens) for _ in row.tokens)) for row in rows
+    values, best = model.logits(hidden).max(-1)
+    lengths = [len(row.tokens) for row in rows]
+    finite = [bool(part.all()) for part in torch.split(values.isfinite(), lengths)]
+    tokens = [tuple(part.tolist()) for part in torch.split(best, lengths)]
+    return (
+        tuple(
+            Verified(row.generation, row.start, chosen)
+            for row, chosen, good in zip(rows, tokens, finite, strict=True)
+            if good
+        ),
+        tuple(
+            RowFailure(row.generation, NOT_FINITE)
+            for row, good in zip(rows, finite, strict=True)
+            if not good
+        ),
     )

@@ -96,13 +96,13 @@ class Worker:
             self._counters = msgspec.structs.replace(
                 self._counters, failed_passes=self._counters.failed_passes + 1
             )
-            return ModelRunnerOutput(
-                sequence=plan.sequence,
-                stage=plan.stage,
-                error=f"pass {plan.sequence} ({plan.stage}): {type(error).__name__}: {error}",
-            )
+            reason = f"pass {plan.sequence} ({plan.stage}): {type(error).__name__}: {error}"
+            self.broken.add_all(plan, reason)
+            return ModelRunnerOutput(sequence=plan.sequence, stage=plan.stage, error=reason)
         self._counters = self._counters.plus(plan)
-        return msgspec.structs.replace(output, failed=failures) if failures else output
+        if not failures:
+            return output
+        return msgspec.structs.replace(output, failed=failures + output.failed)
 
     def save(self, generation: Generation, slot: int, snapshot: Snapshot) -> None:
         """Fill a snapshot. Never raises: a failure is told when it is restored."""

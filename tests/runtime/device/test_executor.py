@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -281,3 +282,26 @@ def test_load_reports_progress() -> None:
     assert any("loading weights" in line for line in lines)
     assert any("8 KV blocks" in line for line in lines)
     assert time.monotonic() - started_s < 30
+
+
+def test_passes_submitted_behind_a_failed_one_leave_its_requests_out_and_serve_the_others(
+    executor: ThreadExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    bad = PreludeRow(G[1], 0, 100_000, 1)
+    good = PreludeRow(G[2], 1, 3, 1)
+    executor.submit(SchedulerOutput(sequence=1, stage=Stage.PRELUDE, prelude=(bad,)))
+    both = SchedulerOutput(
+        sequence=2, stage=Stage.PRELUDE, prelude=(PreludeRow(G[1], 0, 3, 1), good)
+    )
+    executor.submit(both)
+    held.let_go.set()
+    first, second = finished(executor, 2)
+    assert "IndexError" in str(first.error)
+    assert second.error is None
+    [failure] = second.failed
+    assert failure.generation == G[1]
+    assert "pass 1 (prelude): IndexError" in failure.reason
+    executor.release(G[1])
+    executor.submit(msgspec.structs.replace(both, sequence=3))
+    assert finished(executor, 1)[0].failed == ()

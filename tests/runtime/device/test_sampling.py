@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlt.runtime.errors import WorkerError
 from rlt.runtime.plans import CodaRow
 from rlt.runtime.rng import Purpose, uniform
 from rlt.runtime.sampling import choose, distribution, log_probabilities, sample
@@ -100,9 +99,9 @@ def test_a_draw_does_not_depend_on_its_batch() -> None:
         row(n, SamplingParams(temperature=0.5 * n, top_k=5 * n, seed=n, logprobs=n % 2), n)
         for n in range(6)
     ]
-    together = {token.generation: token for token in sample(logits, rows)[1]}
+    together = {token.generation: token for token in sample(logits, rows).told}
     for order in ([5, 3, 1], [0, 2, 4]):
-        for token in sample(logits[order], [rows[index] for index in order])[1]:
+        for token in sample(logits[order], [rows[index] for index in order]).told:
             assert token == together[token.generation]
 
 
@@ -123,13 +122,13 @@ def test_greedy_takes_the_lowest_of_equal_logits() -> None:
     logits = torch.zeros(1, 9)
     logits[0, [4, 7]] = 2.0
     for params in (SamplingParams(), SamplingParams(logprobs=2)):
-        assert sample(logits, [row(1, params)])[1][0].token == 4
+        assert sample(logits, [row(1, params)]).told[0].token == 4
 
 
 def test_log_probabilities_ignore_temperature_and_filters() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 1.0]])
     params = SamplingParams(temperature=0.1, top_k=1, logprobs=3, seed=0)
-    _, [sampled] = sample(logits, [row(1, params)])
+    [sampled] = sample(logits, [row(1, params)]).told
     want = torch.log_softmax(logits[0].double(), -1).tolist()
     assert sampled.logprobs is not None
     assert sampled.logprobs.chosen == pytest.approx(want[1])
@@ -141,7 +140,7 @@ def test_log_probabilities_ignore_temperature_and_filters() -> None:
 
 def test_log_probabilities_are_left_out_unless_asked_for() -> None:
     plain, chosen_only = (SamplingParams(temperature=1.0, seed=1, logprobs=n) for n in (None, 0))
-    _, (first, second) = sample(torch.randn(2, 5), [row(1, plain), row(2, chosen_only)])
+    first, second = sample(torch.randn(2, 5), [row(1, plain), row(2, chosen_only)]).told
     assert first.logprobs is None
     assert second.logprobs is not None
     assert second.logprobs.top == ()
@@ -151,9 +150,17 @@ def test_more_alternatives_than_tokens_gives_all_of_them() -> None:
     assert len(log_probabilities(np.zeros(3), 0, 20).top) == 3
 
 
-def test_logits_that_are_not_finite_are_an_error_and_not_a_token() -> None:
-    with pytest.raises(WorkerError, match="not finite"):
-        sample(torch.tensor([[1.0, float("nan")]]), [row(1, SamplingParams())])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_whose_logits_are_not_finite_fails_alone(bad: float, temperature: float) -> None:
+    logits = torch.tensor([[1.0, 3.0], [bad, bad], [4.0, 2.0]])
+    params = SamplingParams(temperature=temperature, top_k=1, seed=0)
+    sampled = sample(logits, [row(n, params, 5) for n in (1, 2, 3)])
+    assert [(told.generation, told.token) for told in sampled.told] == [(1, 1), (3, 0)]
+    [failure] = sampled.failed
+    assert failure.generation == 2
+    assert "not finite" in failure.reason
+    assert all(0 <= token < 2 for token in sampled.tokens.tolist())
 
 
 def test_a_very_low_temperature_does_not_overflow() -> None:

@@ -111,3 +111,14 @@ def test_layout_shared_refuses_to_verify_by_name() -> None:
     output = worker.run(SchedulerOutput(sequence=1, stage=Stage.VERIFY, verify=(row,)))
     assert output.error is not None
     assert "last_exited" in output.error
+
+
+def test_a_row_that_reads_truncated_positions_fails_alone() -> None:
+    worker, driver = engine()
+    first, second = started(driver, 0), started(driver, 2)
+    worker.truncate(first.generation, 2, tuple(first.blocks))
+    rows = tuple(verify_row(driver, request, [4, 5]) for request in (first, second))
+    output = driver.step(Stage.VERIFY, verify=rows)
+    assert [verified.generation for verified in output.verified] == [second.generation]
+    assert [failure.generation for failure in output.failed] == [first.generation]
+    assert "not finite" in output.failed[0].reason
