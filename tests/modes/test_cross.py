@@ -51,14 +51,18 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Running]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     engines = Running(tmp_path_factory.mktemp("modes"))
     yield engines
     engines.close()
     torch.set_num_threads(threads)
-    print(f"{engines.tally.compared} answers compared, {engines.tally.ties} ties")
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{engines.tally.compared} answers compared, {engines.tally.ties} ties", flush=True)
 
 
 def test_the_questions_reach_every_depth_and_both_endings(running: Running) -> None:

@@ -149,3 +149,24 @@ def test_generated_positions_are_never_shared(caching: CachingPair) -> None:
     [again] = caching.pair.run([longer])
     assert caching.hit_tokens(d_core) - before == BLOCK
     Tally().compare(Question(longer, answer(caching.model, longer)), again.tokens, again.depths)
+
+
+def test_a_page_belongs_to_what_came_before_it(caching: CachingPair) -> None:
+    """The tokens of a held page at another place, or after another page, find nothing."""
+    draw, tally = random.Random(6), Tally()
+    first, second, third = (
+        tuple(draw.randrange(3, SHAPE.vocab) for _ in range(BLOCK)) for _ in range(3)
+    )
+    d_core, p_core = caching.pair.engines.d_core, caching.pair.engines.p_core
+    for prompt, hits in (
+        ((*first, *second, 7), 0),
+        ((*second, *third, 7), 0),
+        ((*third, *second, 7), 0),
+        ((*first, *third, 7), BLOCK),
+    ):
+        ask = Ask(prompt=prompt, max_tokens=5, layout=caching.layout, threshold=0.5)
+        before = caching.hit_tokens(d_core), caching.hit_tokens(p_core)
+        [given] = caching.pair.run([ask])
+        tally.compare(Question(ask, answer(caching.model, ask)), given.tokens, given.depths)
+        after = caching.hit_tokens(d_core), caching.hit_tokens(p_core)
+        assert (after[0] - before[0], after[1] - before[1]) == (hits, hits)
