@@ -25,6 +25,7 @@ from rlt.runtime.types import (
 
 from ..reference.answer import Answer, Ask, answer
 from ..reference.dense import DenseModel
+from .cases import RANDOM_HEAD_SEED
 
 PROMPT_TOKENS = (1, 3, 4, 5, 8, 9, 13, 6)
 MAX_TOKENS = (9, 14, 11, 14, 10, 14, 8, 12)
@@ -35,7 +36,12 @@ SAMPLED = {
     4: {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
     5: {"temperature": 1.3, "top_p": 0.7},
 }
-ENGINE_MODES: dict[str, ExitMode] = {"ouro": "ouro", "delayed": "ouro_delayed", "trace": "trace"}
+ENGINE_MODES: dict[str, ExitMode] = {
+    "ouro": "ouro",
+    "delayed": "ouro_delayed",
+    "trace": "trace",
+    "random": "random_lookahead",
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ def questions(folder: Path, layout: str, exits: str) -> tuple[Question, ...]:
             max_tokens=max_tokens,
             layout=layout,
             seed=draw.getrandbits(63),
+            head=(random_head(model.hidden_size), 0.0),
             stop=() if number % 2 else (model.eos_token_id,),
             **SAMPLED.get(number, {}),  # type: ignore[arg-type]
             **_exit(exits, number, model.num_loops, max_tokens, draw),  # type: ignore[arg-type]
@@ -74,11 +81,18 @@ def questions(folder: Path, layout: str, exits: str) -> tuple[Question, ...]:
     return tuple(found)
 
 
+def random_head(hidden_size: int) -> torch.Tensor:
+    """What a random head's seed stands for: standard normal over sqrt(hidden_size), no bias."""
+    generator = torch.Generator().manual_seed(RANDOM_HEAD_SEED)
+    weight: torch.Tensor = torch.randn(hidden_size, generator=generator) / hidden_size**0.5
+    return weight
+
+
 def _exit(
     exits: str, number: int, loops: int, max_tokens: int, draw: random.Random
 ) -> dict[str, object]:
     if exits == "mixed":
-        exits = tuple(ENGINE_MODES)[number % 3]
+        exits = tuple(ENGINE_MODES)[number % 4]
     if exits == "trace":
         depths = (draw.randint(1, loops) for _ in range(max_tokens - 1))
         return {"mode": "trace", "trace": (loops, *depths)}

@@ -3,7 +3,8 @@
 Pure data: names engine settings and requests' settings, starts nothing. Every combination of the
 axes has a meaning and is there. What has none, and so is no axis value of its own: growth on P,
 which takes a prompt's blocks at once (with "pd", D alone grows and preempts); chunks of `shared`
-change only how many positions one turn takes. Hits on P and on D apart: test_prefix_pd.py.
+change only how many positions one turn takes. Exits "mixed" puts requests of every exit mode,
+random_lookahead too, into one batch. Hits on P and on D apart: test_prefix_pd.py.
 """
 
 import random
@@ -13,6 +14,7 @@ from itertools import combinations, product
 from typing import Any
 
 BLOCK = 4
+RANDOM_HEAD_SEED = 11
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -41,6 +43,7 @@ class Engine:
             "num_receive_slots": 6,
             "threads": 1,
             "device": "cpu",
+            "random_head_seed": RANDOM_HEAD_SEED,
         }
 
     @property

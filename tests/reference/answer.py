@@ -5,7 +5,7 @@ never two; never imports the engine.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ class Ask:
     min_loops: int = 1
     max_loops: int | None = None
     trace: tuple[int, ...] = ()
-    head: tuple[Tensor, float] | None = None
+    head: tuple[Tensor, float] | None = field(default=None, repr=False)
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
