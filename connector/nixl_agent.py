@@ -1,16 +1,21 @@
 """One NIXL agent with both pools registered: how it is made, what it may raise, how it ends.
 
-Owns the agent's configuration and its registrations. Knows no peer and no transfer.
+Owns the agent's configuration and its registrations. Knows no peer and no transfer. Metadata
+carries a digest: NIXL and UCX believe what they load, and damaged bytes can end the process.
 No progress thread: it spins at a full core, idle or not. Whoever waits for something polls.
 """
 
+import hashlib
 import logging
 from typing import Any
 
 from nixl import _bindings  # type: ignore[import-untyped]
 from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-untyped]
 
+from ..runtime.errors import ProtocolError
 from .geometry import PoolDescription
+
+DIGEST_BYTES = 16
 
 NIXL_ERRORS: tuple[type[Exception], ...] = tuple(
     kind
@@ -41,9 +46,31 @@ class PoolAgent:
         self._registered = self.nixl.register_memory(list(regions), pool.memory)
 
     def metadata(self) -> bytes:
-        return bytes(self.nixl.get_agent_metadata())
+        """For another agent's load()."""
+        metadata = bytes(self.nixl.get_agent_metadata())
+        return _digest(metadata) + metadata
+
+    def load(self, sealed: bytes) -> str:
+        """Make another agent known; its name. Raises ProtocolError for bytes that are none."""
+        digest, metadata = sealed[:DIGEST_BYTES], sealed[DIGEST_BYTES:]
+        if digest != _digest(metadata):
+            raise ProtocolError("damaged agent metadata")
+        try:
+            name = self.nixl.add_remote_agent(metadata)
+        except NIXL_ERRORS as error:
+            raise ProtocolError(f"bad agent metadata: {error}") from error
+        return text(name)
 
     def destroy(self) -> None:
         """The last step: handles, prepared lists and remote agents are gone already."""
         self.nixl.deregister_memory(self._registered)
         del self.nixl, self._registered  # the last reference: its destructor ends the agent
+
+
+def text(name: bytes | str) -> str:
+    """NIXL gives names as either; a stranger's may be any bytes."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+
+def _digest(metadata: bytes) -> bytes:
+    return hashlib.blake2b(metadata, digest_size=DIGEST_BYTES).digest()

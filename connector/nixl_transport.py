@@ -20,7 +20,7 @@ from torch import Tensor
 from ..runtime.errors import ProtocolError
 from ..runtime.types import KVGeometry
 from .geometry import PoolDescription, strides
-from .nixl_agent import NIXL_ERRORS, PoolAgent
+from .nixl_agent import NIXL_ERRORS, PoolAgent, text
 from .transport import Finished, Notification, Ticket, Write
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,8 @@ class NixlTransport:
 
     def add_target(self, target: str, metadata: bytes, pool: PoolDescription) -> None:
         nixl = self._writing().nixl
-        agent = ""
+        agent = self._writing().load(metadata)
         try:
-            agent = _text(nixl.add_remote_agent(metadata))
             if agent == _facing(target, self._name):
                 entries = nixl.prep_xfer_dlist(agent, _entry_list(pool), pool.memory)
                 self._targets[target] = Target(agent, entries)
@@ -76,7 +75,7 @@ class NixlTransport:
             fault = f"it is of agent {agent!r}"
         except NIXL_ERRORS as error:
             fault = str(error)
-        if agent and all(agent != known.agent for known in self._targets.values()):
+        if all(agent != known.agent for known in self._targets.values()):
             nixl.remove_remote_agent(agent)
         raise ProtocolError(
             f"worker {target}: its agent metadata and pool description do not fit: {fault}"
@@ -91,10 +90,10 @@ class NixlTransport:
     def add_source(self, source: str, metadata: bytes) -> bytes:
         agent = PoolAgent(_facing(self._name, source), self._pool)
         try:
-            name = _text(agent.nixl.add_remote_agent(metadata))
-        except NIXL_ERRORS as error:
+            name = agent.load(metadata)
+        except ProtocolError as error:
             agent.destroy()
-            raise ProtocolError(f"worker {source}: bad agent metadata: {error}") from error
+            raise ProtocolError(f"worker {source}: {error}") from error
         if name != source:
             agent.nixl.remove_remote_agent(name)
             agent.destroy()
@@ -133,7 +132,7 @@ class NixlTransport:
 
     def poll_notifications(self) -> list[Notification]:
         return [
-            Notification(source, _text(sender), payload)
+            Notification(source, text(sender), payload)
             for source, agent in self._sources.items()
             for sender, payloads in agent.nixl.get_new_notifs().items()
             for payload in payloads
@@ -212,10 +211,6 @@ def _entry_list(pool: PoolDescription) -> NDArray[np.uint64]:
 def _facing(worker: str, source: str) -> str:
     """The name of the agent with which a worker faces one source."""
     return f"{worker}<{source}"
-
-
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name
 
 
 def _why(error: Exception) -> str:

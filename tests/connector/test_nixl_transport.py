@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import time
 from contextlib import closing
 
@@ -47,6 +48,23 @@ def test_closing_destroys_every_agent() -> None:
     before = open_files()
     pair_and_close()
     assert open_files() == before
+
+
+def test_damaged_metadata_is_refused_before_nixl_believes_it() -> None:
+    """Unchecked, one in a few hundred of these ends the process in UCX, or is taken for good."""
+    draw = random.Random(7)
+    with closing(transport("p")) as writer, closing(transport("d")) as reader:
+        good = reader.add_source("p", writer.agent_metadata())
+        for _ in range(500):
+            bad = bytearray(good)
+            for _ in range(draw.choice((1, 2, 8, 50))):
+                place = draw.randrange(len(bad))
+                bad[place] = (bad[place] + draw.randrange(1, 256)) % 256
+            if bytes(bad) == good:
+                continue
+            with pytest.raises(ProtocolError, match="damaged"):
+                writer.add_target("d", bytes(bad[: draw.randint(0, len(bad))]), reader.pool)
+        writer.add_target("d", good, reader.pool)
 
 
 def test_an_idle_transport_uses_no_cpu() -> None:
