@@ -34,9 +34,9 @@ class Gate:
     def logits(self, hidden: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def gate_logits(self, hidden: Tensor) -> Tensor:
+    def gate_scores(self, hidden: Tensor) -> Tensor:
         self._calls[GATE] += 1
-        return hidden[:, 0].float()
+        return hidden[:, 0].float().sigmoid()
 
 
 def rows(kinds: list[str]) -> list[LoopRow]:

@@ -205,6 +205,10 @@ def test_blocks_and_slot_of_a_suspend_may_be_named_by_the_very_next_plan(
         )
     moved_to = engine.other_tables(first)
     assert engine.executor.restore(first.generation, moved_to) is not None
+    assert engine.executor.capacity().unsettled == 2
+    spare = tuple(engine.driver.start(0, [1], 1).blocks)
+    engine.executor.truncate(second.generation, 0, spare)
+    assert engine.executor.capacity().unsettled == 3
     hold.set()
     engine.executor.synchronize()
     assert engine.executor.capacity().unsettled == 0
