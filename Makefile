@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest
 
 export PYTHONSAFEPATH := 1
 
-.PHONY: help demo test soak check lint types fast-tests bench accuracy clean
+.PHONY: help demo test soak check lint types fast-tests bench accuracy accuracy-table clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make lint   formatting and lint alone;  make types  the type checker alone"
 	@echo "make bench  throughput and memory, next to a plain Hugging Face style loop"
 	@echo "make accuracy  exact answers of the embedded model at three exit thresholds"
+	@echo "make accuracy-table  docs/accuracy.md and its plot, made anew"
 	@echo "make clean  remove the virtual environment and every cache"
 
 $(VENV)/.engine: pyproject.toml
@@ -62,11 +63,15 @@ types: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(PY) benchmarks/decode_speed.py
+	$(PY) benchmarks/modes.py
 	$(PY) benchmarks/memory.py
 
 # The tools import each other, so they are the one thing that is started without -P.
 accuracy: $(VENV)/.engine
 	@env -u PYTHONSAFEPATH $(VENV)/bin/python tools/accuracy.py --threshold 1.0 0.9 0.7 --min-loops 1
+
+accuracy-table: $(VENV)/.engine
+	@env -u PYTHONSAFEPATH $(VENV)/bin/python tools/accuracy_table.py
 
 clean:
 	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist rlt.egg-info
