@@ -86,7 +86,10 @@ class WorkerParts:
             protocol_version=PROTOCOL_VERSION,
             model=self.model,
             pool=self.connector.pool,
-            limits=self.executor.admission_limits(),
+            limits=msgspec.structs.replace(
+                self.executor.admission_limits(),
+                grows=self.config.engine.admission == "incremental",
+            ),
             peer_endpoint=peer_endpoint,
         )
         return CoordinatorLink(

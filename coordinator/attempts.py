@@ -52,7 +52,8 @@ class Attempts:
             decode=Leg("decode", pair.decode, asked=True),
         )
         self._live[generation] = attempt
-        for leg, credit in ((attempt.prefill, need.prefill), (attempt.decode, need.decode)):
+        decode = need.of_decode(self._books.account(pair.decode))
+        for leg, credit in ((attempt.prefill, need.prefill), (attempt.decode, decode)):
             self._books.take(leg.worker, generation, credit)
             self._at.setdefault(leg.worker, {})[generation] = attempt
         self._asks.ask(AskKind.RESERVE, attempt, mono_s)

@@ -21,12 +21,16 @@ class Pair(msgspec.Struct, frozen=True, order=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What one request takes of each side."""
+    """What one request takes of each side. decode_first: of a worker where it grows, at first."""
 
     prefill: Credit
     decode: Credit
+    decode_first: Credit
     prompt_tokens: int
     capacity_tokens: int
+
+    def of_decode(self, account: Account) -> Credit:
+        return self.decode_first if account.limits.grows else self.decode
 
 
 class NoPair(msgspec.Struct, frozen=True):
@@ -40,12 +44,14 @@ Choice = Pair | Wait | NoPair | Refuse
 
 
 def need_of(request: EngineRequest, geometry: KVGeometry) -> Need:
-    prompt = len(request.prompt)
+    prompt, whole = len(request.prompt), request.capacity_tokens
+    first = min(prompt + 1, whole)
     return Need(
         prefill=Credit(blocks=geometry.blocks(prompt), slots=1, compute_tokens=prompt),
-        decode=Credit(blocks=geometry.blocks(request.capacity_tokens), receive_slots=1),
+        decode=Credit(blocks=geometry.blocks(whole), receive_slots=1),
+        decode_first=Credit(blocks=geometry.blocks(first), receive_slots=1),
         prompt_tokens=prompt,
-        capacity_tokens=request.capacity_tokens,
+        capacity_tokens=whole,
     )
 
 
@@ -69,7 +75,7 @@ def choose_pair(
         pair
         for pair in usable
         if books.account(pair.prefill).has_room(need.prefill)
-        and books.account(pair.decode).has_room(need.decode)
+        and (account := books.account(pair.decode)).has_room(need.of_decode(account))
     ]
     if not fitting:
         return Wait(f"no pair has room for {need.decode.blocks} blocks and a receive slot")

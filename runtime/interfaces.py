@@ -43,6 +43,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
     num_receive_slots: int  # landing places for incoming hidden states
     max_positions: int
     snapshot_bytes: int = 0  # what suspended requests may keep, all together
+    grows: bool = False  # requests begin with less than they may come to need
 
 
 class Capacity(msgspec.Struct, frozen=True):
