@@ -102,6 +102,14 @@ _ENGINE = (
         help="auto, cpu or cuda; auto takes a GPU if there is one",
     ),
     Option(
+        flag="--backend",
+        commands=BOTH,
+        sets=(EngineConfig, "backend"),
+        choices=("auto", "torch", "triton"),
+        unit="name",
+        help="auto, torch or triton; auto takes triton on a GPU and torch on a CPU",
+    ),
+    Option(
         flag="--block-size",
         commands=BOTH,
         sets=(EngineConfig, "block_size"),

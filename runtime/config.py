@@ -21,6 +21,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str  # folder of a Hugging Face checkpoint
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "torch", "triton"] = "auto"
     block_size: int = 16  # positions
     num_blocks: int | None = None
     memory_fraction: float = 0.9  # of free CUDA memory after loading the weights
@@ -86,6 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for option, text, allowed in (
             ("--dtype", self.dtype, ("auto", "float32", "bfloat16")),
             ("--device", self.device, ("auto", "cpu", "cuda")),
+            ("--backend", self.backend, ("auto", "torch", "triton")),
             ("--layout", self.layout, ("last_exited", "shared")),
             ("--admission", self.admission, ("full", "incremental")),
         ):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.backend import REFERENCE, Kernels
 from .batch import integers
 from .errors import InvariantBroken
 from .plans import CodaRow, PreludeRow
@@ -15,7 +16,8 @@ from .types import Generation
 
 
 class DeviceTokens:
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, device: torch.device, kernels: Kernels = REFERENCE) -> None:
+        self._kernels = kernels
         self._tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._owner: dict[int, Generation] = {}
 
@@ -31,8 +33,9 @@ class DeviceTokens:
             return
         slots = integers([slot for _, slot in chosen], self._tokens)
         if len(chosen) < len(rows):
-            sampled = sampled.index_select(0, integers([index for index, _ in chosen], sampled))
-        self._tokens.index_copy_(0, slots, sampled)
+            chosen_rows = integers([index for index, _ in chosen], sampled)
+            sampled = self._kernels.gather_rows(sampled, chosen_rows)
+        self._kernels.scatter_rows(self._tokens, slots, sampled)
         for index, slot in chosen:
             self._owner[slot] = rows[index].generation
 
@@ -45,8 +48,9 @@ class DeviceTokens:
         for index in on_device:
             self._check(rows[index])
         slots = integers([rows[index].slot for index in on_device], self._tokens)
-        kept = self._tokens.index_select(0, slots)
-        return given.index_copy_(0, integers(on_device, self._tokens), kept)
+        kept = self._kernels.gather_rows(self._tokens, slots)
+        self._kernels.scatter_rows(given, integers(on_device, given), kept)
+        return given
 
     def take(self, generation: Generation, slot: int) -> Tensor | None:
         """A host copy of what `generation` kept there, or None; it is no longer kept."""

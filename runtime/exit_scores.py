@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.reference import gather_rows
+from ..kernels.backend import REFERENCE, Kernels
 from .batch import integers
 from .models.base import LoopedModel
 from .plans import GateScore, LoopRow
@@ -23,32 +23,35 @@ def random_head_weight(seed: int, hidden_size: int) -> Tensor:
 
 
 class ExitScores:
-    def __init__(self, model: LoopedModel, seed: int, hidden: Tensor) -> None:
+    def __init__(
+        self, model: LoopedModel, seed: int, hidden: Tensor, kernels: Kernels = REFERENCE
+    ) -> None:
         """hidden: a tensor with the device and last dimension of the hidden states."""
         self._model = model
-        self._random_head = random_head_weight(seed, hidden.shape[-1]).to(hidden.device)
+        self._kernels = kernels
+        self._random_head = random_head_weight(seed, hidden.shape[-1])[None].to(hidden.device)
 
     def of(self, rows: Sequence[LoopRow], hidden: Tensor) -> tuple[GateScore, ...]:
         """hidden: [rows, hidden_size] after the loop. In the order of rows."""
         gate = [index for index, row in enumerate(rows) if row.want_score and not row.random_head]
         random = [index for index, row in enumerate(rows) if row.want_score and row.random_head]
-        scores = dict(_evaluate(self._model.gate_logits, gate, hidden))
-        scores |= _evaluate(self._random_logits, random, hidden)
+        scores = self._evaluate(self._model.gate_scores, gate, hidden)
+        scores |= self._evaluate(self._random_scores, random, hidden)
         return tuple(
             GateScore(row.generation, row.position, row.depth, scores[index])
             for index, row in enumerate(rows)
             if row.want_score
         )
 
-    def _random_logits(self, hidden: Tensor) -> Tensor:
-        return hidden.float() @ self._random_head
+    def _random_scores(self, hidden: Tensor) -> Tensor:
+        scores, _ = self._kernels.gate_scores(hidden.float(), self._random_head, None)
+        return scores
 
-
-def _evaluate(
-    head: Callable[[Tensor], Tensor], wanted: Sequence[int], hidden: Tensor
-) -> dict[int, float]:
-    if not wanted:
-        return {}
-    if len(wanted) < len(hidden):
-        hidden = gather_rows(hidden, integers(wanted, hidden))
-    return dict(zip(wanted, head(hidden).sigmoid().tolist(), strict=True))
+    def _evaluate(
+        self, head: Callable[[Tensor], Tensor], wanted: Sequence[int], hidden: Tensor
+    ) -> dict[int, float]:
+        if not wanted:
+            return {}
+        if len(wanted) < len(hidden):
+            hidden = self._kernels.gather_rows(hidden, integers(wanted, hidden))
+        return dict(zip(wanted, head(hidden).tolist(), strict=True))

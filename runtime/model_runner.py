@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.reference import finalize, gather_rows, scatter_rows
+from ..kernels.backend import REFERENCE, Kernels
 from ..kernels.scratch import GatherScratch
 from .batch import build_segments, finalize_indices, integers
 from .device_tokens import DeviceTokens
@@ -40,14 +40,20 @@ from .verify import verify
 
 class ModelRunner:
     def __init__(
-        self, model: LoopedModel, storage: KVStorage, clock: Clock, random_head_seed: int = 0
+        self,
+        model: LoopedModel,
+        storage: KVStorage,
+        clock: Clock,
+        random_head_seed: int = 0,
+        kernels: Kernels = REFERENCE,
     ) -> None:
         self._model = model
+        self._kernels = kernels
         self._storage = storage
         self._clock = clock
         self._scratch = GatherScratch()
-        self._scores = ExitScores(model, random_head_seed, storage.hidden)
-        self.tokens = DeviceTokens(len(storage.hidden), storage.hidden.device)
+        self._scores = ExitScores(model, random_head_seed, storage.hidden, kernels)
+        self.tokens = DeviceTokens(len(storage.hidden), storage.hidden.device, kernels)
         self._chunks: dict[Generation, Tensor] = {}  # [positions, hidden_size] after the last loop
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -104,13 +110,14 @@ class ModelRunner:
     def _finalize(self, rows: Sequence[FinalizeRow]) -> None:
         if any(row.targets for row in rows):
             sources, offsets, targets = finalize_indices(rows, self._storage.kv)
-            finalize(self._storage.kv, sources, offsets, targets, offsets)
+            self._kernels.finalize(self._storage.kv, sources, offsets, targets, offsets)
 
     def _prelude(self, rows: Sequence[PreludeRow]) -> None:
         if rows:
             hidden = self._storage.hidden
             embedded = self._model.embed(self.tokens.inputs(rows))
-            scatter_rows(hidden, integers([row.slot for row in rows], hidden), embedded)
+            slots = integers([row.slot for row in rows], hidden)
+            self._kernels.scatter_rows(hidden, slots, embedded)
 
     def _loop(
         self, prefill: Sequence[PrefillRow], loops: Sequence[LoopRow]
@@ -121,7 +128,7 @@ class ModelRunner:
         slots = integers([row.slot for row in loops], hidden)
         inputs = [self._chunk_input(row) for row in prefill]
         if loops:
-            inputs.append(gather_rows(hidden, slots))
+            inputs.append(self._kernels.gather_rows(hidden, slots))
         flat = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
         segments = build_segments(prefill, loops, self._storage.geometry, hidden, self._scratch)
         out = self._model.loop(flat, self._storage.kv, segments)
@@ -132,7 +139,7 @@ class ModelRunner:
         if not loops:
             return ()
         decoded = out[start:]
-        scatter_rows(hidden, slots, decoded)
+        self._kernels.scatter_rows(hidden, slots, decoded)
         return self._scores.of(loops, decoded)
 
     def _chunk_input(self, row: PrefillRow) -> Tensor:
@@ -165,7 +172,8 @@ class ModelRunner:
         if not rows:
             return (), ()
         hidden = self._storage.hidden
-        states = gather_rows(hidden, integers([row.hidden_slot for row in rows], hidden))
+        slots = integers([row.hidden_slot for row in rows], hidden)
+        states = self._kernels.gather_rows(hidden, slots)
         sampled = sample(self._model.logits(states), rows)
         self.tokens.keep(rows, sampled.tokens)
         return sampled.told, sampled.failed

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ..kernels.backend import REFERENCE, BackendUnavailable, Kernels, choose_kernels
 from ..kernels.segments import Segment, Segments
 from .batch import pool_shape
 from .broken_requests import BrokenRequests
@@ -60,6 +61,7 @@ class WorkerParts:
     description: ModelDescription
     storage: KVStorage
     device: str
+    kernels: Kernels = REFERENCE
 
 
 class Worker:
@@ -71,7 +73,9 @@ class Worker:
         random_head_seed: int = 0,
     ) -> None:
         self.parts = parts
-        self.runner = ModelRunner(parts.model, parts.storage, clock, random_head_seed)
+        self.runner = ModelRunner(
+            parts.model, parts.storage, clock, random_head_seed, parts.kernels
+        )
         self.broken = BrokenRequests()
         self.settled = 0  # saves, loads and truncates done; written by the compute thread alone
         self._threads = threads
@@ -172,7 +176,7 @@ class Worker:
         with torch.inference_mode():
             hidden = model.embed(torch.zeros(1, dtype=torch.int64, device=scratch.device))
             hidden = model.loop(hidden, scratch, segments)
-            model.gate_logits(hidden)
+            model.gate_scores(hidden)
             model.logits(hidden)
 
     def memory_breakdown(self) -> dict[str, int]:
@@ -190,9 +194,15 @@ def load_worker(
 ) -> Worker:
     started_s = clock.now_s()
     device = _choose_device(config)
+    kernels = _choose_kernels(config, device)
+    progress(f"kernels: {kernels}")
     progress(f"loading weights from {config.model}")
     loaded = load_model(
-        Path(config.model), dtype=config.dtype, device=device, max_positions=config.max_positions
+        Path(config.model),
+        dtype=config.dtype,
+        device=device,
+        max_positions=config.max_positions,
+        kernels=kernels,
     )
     geometry = _geometry(loaded, config)
     plan = plan_storage(config, geometry, device)
@@ -202,7 +212,7 @@ def load_worker(
         f"{loaded.model.num_bytes / 1e6:.1f} MB of weights ({loaded.dtype}, {device}), "
         f"{plan.num_blocks} KV blocks ({storage.kv.nbytes / 1e6:.1f} MB)"
     )
-    parts = WorkerParts(loaded.model, loaded.description, storage, device)
+    parts = WorkerParts(loaded.model, loaded.description, storage, device, kernels)
     return Worker(parts, clock, config.threads, config.random_head_seed)
 
 
@@ -212,6 +222,13 @@ def _choose_device(config: EngineConfig) -> str:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: no CUDA device is usable here; give --device cpu")
     return config.device
+
+
+def _choose_kernels(config: EngineConfig, device: str) -> Kernels:
+    try:
+        return choose_kernels(config.backend, device)
+    except BackendUnavailable as error:
+        raise ConfigError(f"--backend {config.backend}: {error}") from None
 
 
 def _geometry(loaded: LoadedModel, config: EngineConfig) -> KVGeometry:

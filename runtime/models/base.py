@@ -25,8 +25,8 @@ class LoopedModel(Protocol):
         """[tokens, hidden_size] -> the same after one loop and its norm; K and V are written."""
         ...
 
-    def gate_logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] -> [rows] float32: the exit gate before its sigmoid."""
+    def gate_scores(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden_size] -> [rows] float32: the exit gate, after its sigmoid."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

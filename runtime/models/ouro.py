@@ -7,12 +7,11 @@ state: depth shows only in which blocks the segments name.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...kernels.backend import REFERENCE, Kernels
 from ...kernels.linear import Linear
-from ...kernels.norm_rotary import rms_norm, rotary_phases, rotate, swiglu
-from ...kernels.reference import paged_attention, store_kv
+from ...kernels.norm_rotary import rotary_phases, swiglu
 from ...kernels.segments import Segments
 from .config import OuroConfig
 from .weights import Wanted
@@ -21,9 +20,12 @@ Phases = tuple[Tensor, Tensor]
 
 
 class OuroLayer(nn.Module):
-    def __init__(self, config: OuroConfig, index: int, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, config: OuroConfig, index: int, dtype: torch.dtype, device: str, kernels: Kernels
+    ) -> None:
         super().__init__()
         self.config = config
+        self.kernels = kernels
         self.index = index
         hidden, inner = config.hidden_size, config.intermediate_size
         self.query_size = config.num_heads * config.head_dim
@@ -36,23 +38,23 @@ class OuroLayer(nn.Module):
         self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = norms
 
     def forward(self, x: Tensor, kv: Tensor, segments: Segments, phases: Phases) -> Tensor:
-        epsilon = self.config.norm_epsilon
-        attended = self._attention(
-            rms_norm(x, self.before_attention, epsilon), kv, segments, phases
-        )
-        x = x + rms_norm(attended, self.after_attention, epsilon)
-        expanded = swiglu(self.gate_up(rms_norm(x, self.before_mlp, epsilon)))
-        return x + rms_norm(self.down(expanded), self.after_mlp, epsilon)
+        norm, epsilon = self.kernels.rms_norm, self.config.norm_epsilon
+        attended = self._attention(norm(x, self.before_attention, epsilon), kv, segments, phases)
+        x = norm(attended, self.after_attention, epsilon, x)
+        expanded = swiglu(self.gate_up(norm(x, self.before_mlp, epsilon)))
+        return norm(self.down(expanded), self.after_mlp, epsilon, x)
 
     def _attention(self, x: Tensor, kv: Tensor, segments: Segments, phases: Phases) -> Tensor:
         qkv: Tensor = self.qkv(x)
         turned = self.query_size + self.kv_size
         heads = qkv[:, :turned].view(len(x), -1, self.config.head_dim)
-        rotated = rotate(heads, *phases)
+        rotated = self.kernels.rotate(heads, *phases)
         keys = rotated[:, self.config.num_heads :].reshape(len(x), self.kv_size)
-        store_kv(torch.cat((keys, qkv[:, turned:]), -1), kv, self.index, segments)
+        keys_values = torch.cat((keys, qkv[:, turned:]), -1)
+        self.kernels.store_kv(keys_values, kv, self.index, segments)
         query = rotated[:, : self.config.num_heads]
-        out: Tensor = self.attention_out(paged_attention(query, kv, self.index, segments))
+        attended = self.kernels.paged_attention(query, kv, self.index, segments)
+        out: Tensor = self.attention_out(attended)
         return out
 
     def wanted(self) -> Iterator[Wanted]:
@@ -72,13 +74,16 @@ class OuroLayer(nn.Module):
 
 
 class Ouro(nn.Module):
-    def __init__(self, config: OuroConfig, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, config: OuroConfig, dtype: torch.dtype, device: str, kernels: Kernels = REFERENCE
+    ) -> None:
         super().__init__()
         self.config = config
+        self.kernels = kernels
         hidden = config.hidden_size
         self.embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
-            OuroLayer(config, index, dtype, device) for index in range(config.num_layers)
+            OuroLayer(config, index, dtype, device, kernels) for index in range(config.num_layers)
         )
         self.norm = torch.empty(hidden, dtype=dtype, device=device)
         self.gate_weight = torch.empty(1, hidden, dtype=dtype, device=device)
@@ -121,10 +126,11 @@ class Ouro(nn.Module):
         phases = rotary_phases(segments.positions, self.inverse_frequencies, hidden.dtype)
         for layer in self.layers:
             hidden = layer(hidden, kv, segments, phases)
-        return rms_norm(hidden, self.norm, self.config.norm_epsilon)
+        return self.kernels.rms_norm(hidden, self.norm, self.config.norm_epsilon)
 
-    def gate_logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.gate_weight, self.gate_bias).squeeze(-1).float()
+    def gate_scores(self, hidden: Tensor) -> Tensor:
+        scores, _ = self.kernels.gate_scores(hidden, self.gate_weight, self.gate_bias)
+        return scores
 
     def logits(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.lm_head(hidden)

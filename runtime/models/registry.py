@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 
 import torch
 
+from ...kernels.backend import REFERENCE, Kernels
 from ..errors import CheckpointError
 from ..types import Dtype, ModelDescription
 from .base import LoopedModel
@@ -36,6 +37,7 @@ def load_model(
     dtype: Literal["auto"] | Dtype,
     device: str,
     max_positions: int | None = None,
+    kernels: Kernels = REFERENCE,
 ) -> LoadedModel:
     raw = read_json(folder / "config.json")
     names = raw.get("architectures") or []
@@ -48,7 +50,7 @@ def load_model(
     config = parse_config(raw, folder)
     chosen = _choose_dtype(dtype, config, folder)
     files = weight_files(folder)
-    model = kind(config, TORCH_DTYPES[chosen], device)
+    model = kind(config, TORCH_DTYPES[chosen], device, kernels)
     load_weights(
         folder, list(model.wanted()), tied_to=model.embedding if config.tied_embeddings else None
     )
