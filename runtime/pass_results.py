@@ -70,15 +70,17 @@ class PassResults:
         A request that has ended meanwhile gets nothing: what ran for it is dropped and counted.
         """
         running = self._end_pass(plan)
+        reasons = {row.generation: row.reason for row in output.failed}
         if output.error is not None:
             self._counters.failed_passes += 1
             message = f"the {plan.stage} pass failed: {output.error}"
         else:
             message = f"the {plan.stage} pass gave no result"
-            for generation in self._apply_results(plan, output, running):
+            ran = {g: request for g, request in running.items() if g not in reasons}
+            for generation in self._apply_results(plan, output, ran):
                 del running[generation]
-        for request in running.values():
-            self._book.fail(request, PassFailed.code, message)
+        for generation, request in running.items():
+            self._book.fail(request, PassFailed.code, reasons.get(generation, message))
 
     def _end_pass(self, plan: SchedulerOutput) -> dict[Generation, Request]:
         running: dict[Generation, Request] = {}

@@ -7,7 +7,7 @@ import pytest
 
 from rlt.runtime.errors import Overloaded, ProtocolError, TooLong
 from rlt.runtime.events import Released, RequestFailed, TokensProduced
-from rlt.runtime.plans import FinishedLoop, ModelRunnerOutput, SampledToken, Stage
+from rlt.runtime.plans import FinishedLoop, ModelRunnerOutput, RowFailure, SampledToken, Stage
 from rlt.runtime.types import FinishReason, Generation
 
 from .helpers import alone, at_rest, drain, engine_request, local_core, outcomes
@@ -153,6 +153,29 @@ def test_a_row_without_a_result_fails_its_request() -> None:
     assert executor.collect()[0].finished_ranges
     executor.inject(ModelRunnerOutput(sequence=1, stage=Stage.PREFILL))
     assert outcomes(core.step())[Generation(1)].error == "pass_failed"
+
+
+@pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.PRELUDE, Stage.RECURRENT, Stage.CODA])
+def test_a_row_that_failed_alone_ends_its_request_with_the_devices_reason(stage: Stage) -> None:
+    executor = SimulatedExecutor(eager=False)
+    core = local_core(executor)
+    for number in (1, 2):
+        core.add_local(engine_request(number))
+    core.step()
+    while executor.plans[-1].stage is not stage:
+        executor.finish_pass()
+        core.step()
+    executor.finish_pass()
+    [whole] = executor.collect()
+    mine = {
+        name: tuple(r for r in getattr(whole, name) if r.generation != Generation(1))
+        for name in ("finished_ranges", "finished_loops", "gate_scores", "tokens")
+    }
+    failed = (RowFailure(Generation(1), "its snapshot was damaged"),)
+    executor.inject(msgspec.structs.replace(whole, failed=failed, **mine))
+    [ended] = [event for event in core.step() if isinstance(event, RequestFailed)]
+    assert (ended.generation, ended.code) == (Generation(1), "pass_failed")
+    assert "snapshot was damaged" in ended.message
 
 
 def test_results_that_nobody_asked_for_are_dropped_and_counted() -> None:
