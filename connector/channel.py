@@ -7,6 +7,7 @@ nobody else may touch it.
 
 import asyncio
 import logging
+import resource
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -134,6 +135,7 @@ class RouterChannel(_Channel[In], Generic[In, Out]):
 
     def bind(self, endpoint: str) -> str:
         """Listen at `endpoint`; returns the real one (with tcp's port 0 or * filled in)."""
+        _lift_descriptor_limit()
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -189,3 +191,11 @@ class DealerChannel(_Channel[In], Generic[In, Out]):
         if len(frames) != 1:
             raise MalformedFrame(f"{len(frames)} frames instead of 1")
         self._on_message(self._decoder.decode(frames[0]))
+
+
+def _lift_descriptor_limit() -> None:
+    """libzmq ends the process when it has no descriptor left for who dials in, and the usual soft
+    limit is 1024: take all that this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 import tempfile
 import time
+from contextlib import ExitStack
 
 import pytest
 import zmq
@@ -63,3 +66,45 @@ def test_a_flood_of_malformed_frames_is_counted_and_does_not_fill_the_log(
         assert asyncio.run(run(f"ipc://{folder}/s")) == 1000
     assert 1 <= len(caplog.records) <= 10
     assert "512 so far" in caplog.records[-1].message
+
+
+LISTENER = """
+import asyncio, resource, sys
+from rlt.connector.channel import RouterChannel
+from rlt.connector.messages import ClientToCoordinator
+
+async def main():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    peers, all_here = set(), asyncio.Event()
+    def hear(peer, message):
+        peers.add(peer)
+        if len(peers) == 200:
+            all_here.set()
+    channel = RouterChannel(ClientToCoordinator, hear)
+    print(channel.bind(sys.argv[1]), flush=True)
+    await asyncio.wait_for(all_here.wait(), 20)
+    channel.close()
+
+asyncio.run(main())
+"""
+
+
+def test_more_peers_than_the_usual_number_of_descriptors_do_not_end_the_listener() -> None:
+    with tempfile.TemporaryDirectory(prefix="rlt-ch") as folder, ExitStack() as stack:
+        listener = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-P", "-c", LISTENER, f"ipc://{folder}/s"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        assert listener.stdout is not None
+        endpoint = listener.stdout.readline().strip()
+        context = stack.enter_context(zmq.Context())
+        for number in range(200):
+            sender = stack.enter_context(context.socket(zmq.DEALER))
+            sender.set(zmq.LINGER, 0)
+            sender.connect(endpoint)
+            sender.send(encode(AskStatistics(ask=number)))
+        assert listener.wait(30) == 0
