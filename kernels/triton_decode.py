@@ -130,9 +130,10 @@ def decode_attention(
 
     query: [tokens, heads, head_dim], last dimension contiguous; kv: the pool, same dtype (float32
     or bfloat16); out: [tokens, heads * head_dim]. A segment with kv_length 0 gets zeros.
-    Bytes, with n = positions of the segments in sum, rounded up to nothing (a tail is not read):
-    reads 2 * n * kv_heads * head_dim * itemsize of K and V once per KV head group, and the queries;
-    writes and reads 4 * (head_dim + 2) * heads per started split of SPLIT_POSITIONS; writes out.
+    Bytes, with n = kv_lengths in sum: reads 2 * n * kv_heads * head_dim * itemsize of K and V, each
+    position once for all heads that share it, 4 of block table per position and KV head, and the
+    queries; writes and reads 4 * (head_dim + 2) * heads per started split of SPLIT_POSITIONS, in
+    float32; writes out.
     Bound on a GPU: memory. At least those bytes / bandwidth; K and V outweigh the rest by a factor
     of about SPLIT_POSITIONS * itemsize * kv_heads / (4 * heads). The products take
     4 * n * heads * head_dim operations on full tiles of LEAST_ROWS rows, so fewer heads per KV head
