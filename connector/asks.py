@@ -49,16 +49,6 @@ class AskBook(Generic[Key]):
         self.repeats += len(due)
         return due
 
-    def next_due_s(self) -> float | None:
-        """When due() has something to say, or None if nothing is open."""
-        while self._heap:
-            due_s, serial, key = self._heap[0]
-            ask = self._open.get(key)
-            if ask is not None and ask.serial == serial:
-                return due_s
-            heapq.heappop(self._heap)
-        return None
-
     def tries(self, key: Key) -> int:
         """How often an open ask was repeated; 0 if it is not open."""
         ask = self._open.get(key)
