@@ -253,7 +253,7 @@ _SCHEDULING = (
         sets=(EngineConfig, "snapshot_bytes"),
         parse=whole(0),
         unit="bytes",
-        help="host memory that preempted requests may keep",
+        help="host memory for preempted requests; one that could need more never grows",
     ),
     Option(
         flag="--random-head-seed",

@@ -140,11 +140,16 @@ class Executor(Protocol):
         """Block until a pass is ready to collect; False on timeout. For in-process callers."""
         ...
 
+    def wait_capacity(self, epoch: int, timeout_s: float) -> bool:
+        """Block until slots or snapshot room were released after `epoch`; False on timeout."""
+        ...
+
     def set_event_sink(self, sink: Callable[[], None] | None) -> None:
         """Called from the compute thread after each pass; must be quick and thread-safe."""
         ...
 
     def memory_breakdown(self) -> dict[str, int]: ...  # bytes by purpose
+    def prepare(self) -> None: ...
     def warm_up(self) -> None: ...
     def synchronize(self) -> None: ...
     def shutdown(self) -> None: ...
@@ -236,8 +241,9 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user asks. Exactly one of text, messages, prompt_token_ids is given.
 
-    priority: lower goes first. deadline_s: seconds from acceptance after which the request fails
-    (None: the service's default).
+    stop: strings that end the output; neither they nor what follows is part of its text, though the
+    token that completes one is the output's last. priority: lower goes first. deadline_s: seconds
+    from acceptance after which the request fails (None: the service's default).
     """
 
     request_id: RequestId
@@ -246,6 +252,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     prompt_token_ids: tuple[int, ...] | None = None
     sampling: SamplingParams = SamplingParams()
     exit: ExitParams = ExitParams()
+    stop: tuple[str, ...] = ()
     priority: int = 0
     deadline_s: float | None = None
 
