@@ -180,6 +180,10 @@ class Attempts:
     def get(self, generation: Generation) -> Attempt | None:
         return self._live.get(generation)
 
+    def all(self) -> tuple[Attempt, ...]:
+        """Oldest first."""
+        return tuple(self._live.values())
+
     def at(self, worker: str) -> tuple[Attempt, ...]:
         """Attempts with a leg at this worker that has not let go."""
         return tuple(self._at.get(worker, {}).values())

@@ -4,6 +4,7 @@ Owns every live request by (connection, request ID), the answers given to submis
 connection's deltas. Knows nothing of workers and attempts. The first ending of a request wins.
 """
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -11,13 +12,16 @@ from collections.abc import Callable
 import msgspec
 
 from ..connector.messages import Accepted, Generate, OutputRow, Rejected
-from ..runtime.errors import DuplicateRequest, InvalidRequest, RequestError, TooLong
+from ..runtime.errors import DuplicateRequest, InvalidRequest, RequestError
 from ..runtime.interfaces import Delta, GenerateRequest
-from ..runtime.prompt import Tokenizer, prompt_token_ids
+from ..runtime.prompt import Tokenizer
+from ..runtime.stop_text import OutputText, Piece
 from ..runtime.types import FinishReason, RequestId
 from .deadlines import Deadlines
 from .effects import Deliver, Effect, SendClient
 from .now import Now
+from .observer import Observer
+from .prompts import Prompt, read_prompt
 from .request import Request, RequestPhase
 from .timeline import Timeline
 
@@ -25,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED_ANSWERS = 1024  # per connection, for submissions that are sent again
 MAX_ID_BYTES = 256  # of a request ID, which comes back with every piece of output
-MAX_TEXT_BYTES = 1 << 20  # nobody is served while a text is tokenized: a second or two for this
 
 
 class Desk:
@@ -39,6 +42,7 @@ class Desk:
         tokenizer: Tokenizer | None,
         draw_seed: Callable[[], int],
         default_deadline_s: float,
+        observer: Observer,
     ) -> None:
         """admit: raises a RequestError if the request cannot be taken. on_end: called once for
         each request that was admitted, whatever ended it."""
@@ -49,28 +53,34 @@ class Desk:
         self._tokenizer = tokenizer
         self._draw_seed = draw_seed
         self._default_deadline_s = default_deadline_s
+        self._observer = observer
+        self._numbers = itertools.count(1)
         self._live: dict[bytes, dict[RequestId, Request]] = {}
         self._answers: dict[bytes, dict[int, Accepted | Rejected]] = {}
         self._deadlines = Deadlines()
 
-    def generate(self, client: bytes, message: Generate, now: Now) -> None:
+    def generate(
+        self, client: bytes, message: Generate, now: Now, prompt: Prompt | None = None
+    ) -> None:
         answers = self._answers.setdefault(client, {})
         known = answers.get(message.submission)
         if known is None:
-            known = self._answer(client, message, now)
+            known = self._answer(client, message, now, prompt)
             answers[message.submission] = known
             if len(answers) > REMEMBERED_ANSWERS:
                 answers.pop(next(iter(answers)))
         self._emit(SendClient(client, known))
 
-    def _answer(self, client: bytes, message: Generate, now: Now) -> Accepted | Rejected:
+    def _answer(
+        self, client: bytes, message: Generate, now: Now, prompt: Prompt | None
+    ) -> Accepted | Rejected:
         asked = message.request
         try:
             if asked.request_id in self._live.get(client, {}):
                 raise DuplicateRequest(
                     f"request {asked.request_id} is still live: cancel it or choose another ID"
                 )
-            request = self._request(client, asked, now)
+            request = self._request(client, asked, now, prompt)
             self._admit(request)
         except RequestError as error:
             self._counters[f"rejected.{error.code}"] += 1
@@ -85,32 +95,36 @@ class Desk:
         self._deadlines.add(request)
         return Accepted(submission=message.submission)
 
-    def _request(self, client: bytes, asked: GenerateRequest, now: Now) -> Request:
-        id_bytes, text_bytes = len(asked.request_id.encode()), _text_bytes(asked)
+    def _request(
+        self, client: bytes, asked: GenerateRequest, now: Now, prompt: Prompt | None
+    ) -> Request:
+        id_bytes = len(asked.request_id.encode())
         if id_bytes > MAX_ID_BYTES:
             raise InvalidRequest(
                 f"request_id has {id_bytes} bytes; at most {MAX_ID_BYTES} are taken"
             )
-        if text_bytes > MAX_TEXT_BYTES:
-            raise TooLong(
-                f"the text has {text_bytes} bytes; at most {MAX_TEXT_BYTES} are tokenized here: "
-                "shorten it, or send prompt_token_ids"
-            )
         if asked.deadline_s is not None and not asked.deadline_s > 0:
             raise InvalidRequest(f"deadline_s is {asked.deadline_s}; it must be above 0")
+        prompt = read_prompt(asked, self._tokenizer) if prompt is None else prompt
+        if isinstance(prompt, RequestError):
+            raise prompt
         timeline = Timeline()
         timeline.mark("received", now.wall_s)
         seed = asked.sampling.seed
         return Request(
             client=client,
             asked=asked,
-            prompt=tuple(prompt_token_ids(asked, self._tokenizer)),
+            prompt=prompt,
             seed=self._draw_seed() if seed is None else seed,
             received_s=now.mono_s,
             deadline_s=now.mono_s + (asked.deadline_s or self._default_deadline_s),
-            text=self._tokenizer.decoder() if self._tokenizer is not None else None,
+            text=self._output_text(asked),
             timeline=timeline,
+            number=next(self._numbers),
         )
+
+    def _output_text(self, asked: GenerateRequest) -> OutputText | None:
+        return OutputText(self._tokenizer.decoder(), asked.stop) if self._tokenizer else None
 
     def deliver(self, request: Request, row: OutputRow, now: Now) -> None:
         """Give out what is new in the row, and end the request if the row says so."""
@@ -118,24 +132,43 @@ class Desk:
         tokens = row.token_ids[skip:]
         if request.phase is RequestPhase.ENDED or (not tokens and row.finish_reason is None):
             return
-        if request.delivered == 0 and tokens:
-            request.timeline.mark("first_token", now.wall_s)
+        piece = Piece("", len(tokens), False)
+        if request.text is not None:
+            piece = request.text.push(tokens)
+        stop = skip + piece.count
+        tokens, depths = row.token_ids[skip:stop], row.exit_depths[skip:stop]
+        if tokens:
+            self._note(request, depths, now)
+        text, reason = piece.text, row.finish_reason
+        if reason is not None and request.text is not None:
+            text += request.text.finish()
+        if request.text is not None and request.text.stopped:
+            reason = FinishReason.STOP
         delta = Delta(
             request_id=request.asked.request_id,
             start_index=request.delivered,
             token_ids=tokens,
-            exit_depths=row.exit_depths[skip:],
-            logprobs=row.logprobs[skip:],
-            text=request.text.push(tokens) if request.text is not None else "",
+            exit_depths=depths,
+            logprobs=row.logprobs[skip:stop],
+            text=text,
         )
         request.delivered += len(tokens)
         self._counters["output_tokens"] += len(tokens)
-        if row.finish_reason is None:
+        if reason is None:
             self._emit(Deliver(request.client, delta))
         else:
             request.timeline.mark("last_token", now.wall_s)
-            request.complete = True
-            self._end(request, delta, row.finish_reason)
+            # A worker that does not know that its output is over has to be told.
+            request.complete = row.finish_reason is not None and stop == len(row.token_ids)
+            self._end(request, delta, reason)
+
+    def _note(self, request: Request, depths: tuple[int, ...], now: Now) -> None:
+        self._observer.output(request, depths, now)
+        if request.first_output_s is None:
+            request.first_output_s = now.mono_s
+            request.timeline.mark("first_token", now.wall_s)
+        request.last_output_s = now.mono_s
+        request.exit_depths += depths
 
     def fail(self, request: Request, code: str, error: str) -> None:
         self._end(request, self._empty(request), FinishReason.ERROR, code, error)
@@ -158,6 +191,7 @@ class Desk:
         if request.phase is RequestPhase.ENDED:
             return
         request.move(RequestPhase.ENDED)
+        request.finish_reason, request.error_code = reason, code
         name, count = request.asked.request_id, request.delivered
         logger.debug("request %s ended after %d tokens: %s", name, count, code or reason.value)
         self._counters[f"failed.{code}" if code is not None else f"ended.{reason.value}"] += 1
@@ -199,8 +233,3 @@ class Desk:
 
     def expired(self, mono_s: float) -> list[Request]:
         return self._deadlines.expired(mono_s)
-
-
-def _text_bytes(asked: GenerateRequest) -> int:
-    texts = [asked.text or "", *(m.role + m.content for m in asked.messages or ())]
-    return sum(len(text.encode()) for text in texts)

@@ -20,6 +20,7 @@ from .credits import Books
 from .generations import Generations
 from .line import Verdict, WaitingLine
 from .now import Now
+from .observer import Observer
 from .registry import Registry
 from .request import Request, RequestPhase
 from .router import Choice, NoPair, Pair, choose_pair, need_of
@@ -43,6 +44,7 @@ class Dispatcher:
         fail: Callable[[Request, str, str], None],
         pair_wait_s: float | None,
         now: Now,
+        observer: Observer,
     ) -> None:
         self._registry = registry
         self._books = books
@@ -52,6 +54,7 @@ class Dispatcher:
         self._fail = fail
         self._pair_wait_s = math.inf if pair_wait_s is None else pair_wait_s
         self._now = now
+        self._observer = observer
         self._pairless_since_s: float | None = now.mono_s
         self._offered_at: tuple[int, int] | None = None  # changes seen at the last offer
         self._first_new: Request | None = None  # came since the last offer
@@ -122,6 +125,7 @@ class Dispatcher:
         request.move(RequestPhase.RUNNING)
         request.attempt = generation
         request.timeline.mark("admitted", self._now.wall_s)
+        self._observer.started(request, self._now)
         name = request.asked.request_id
         logger.debug(
             "request %s is generation %d: %s -> %s", name, generation, pair.prefill, pair.decode

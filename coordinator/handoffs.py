@@ -29,6 +29,7 @@ from .attempt import Attempt, Leg, Phase
 from .attempts import AttemptOwner, Attempts
 from .effects import ConfirmOutput, Effect, SendWorker
 from .now import Now
+from .observer import Observer
 from .output_rows import row_fault
 from .registry import Registry, Worker
 
@@ -73,12 +74,14 @@ class Handoffs:
         registry: Registry,
         emit: Callable[[Effect], None],
         counters: Counter[str],
+        observer: Observer,
     ) -> None:
         self._attempts = attempts
         self._registry = registry
         self._owner = owner
         self._emit = emit
         self._counters = counters
+        self._observer = observer
 
     def handle(self, worker: Worker, message: Single, now: Now) -> None:
         attempt = self._attempts.get(message.generation)
@@ -103,6 +106,7 @@ class Handoffs:
                 if not attempt.received:
                     attempt.request.timeline.add(message.stamps, worker.name)
                     attempt.received = True
+                    self._observer.received(message.stamps)
             case RequestActivated():
                 self._activated(attempt, message, worker)
             case GenerationFailed():
@@ -190,7 +194,7 @@ class Handoffs:
     def _take_row(self, attempt: Attempt, worker: Worker, row: OutputRow, now: Now) -> None:
         model = self._registry.model
         assert model is not None  # it came with the first worker
-        fault = row_fault(row, attempt.engine_request, model.vocab_size)
+        fault = row_fault(row, attempt.engine_request, model)
         if fault is not None:
             reason = f"decode worker {worker.name} sent impossible output: {fault}"
             self._owner.attempt_failed(attempt, ProtocolError.code, reason)

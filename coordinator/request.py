@@ -9,8 +9,8 @@ from enum import Enum
 
 from ..runtime.errors import ProtocolError
 from ..runtime.interfaces import GenerateRequest
-from ..runtime.prompt import TextDecoder
-from ..runtime.types import EngineRequest, Generation
+from ..runtime.stop_text import OutputText
+from ..runtime.types import EngineRequest, FinishReason, Generation
 from .timeline import Timeline
 
 
@@ -35,13 +35,19 @@ class Request:
     seed: int  # the caller's, or drawn at admission; the same for every attempt
     received_s: float
     deadline_s: float
-    text: TextDecoder | None
+    text: OutputText | None
     timeline: Timeline
+    number: int = 0  # by which this service counts it; a caller's ID may come back
     phase: RequestPhase = RequestPhase.QUEUED
     resolved: EngineRequest | None = None  # None until a worker has told what it serves
     attempt: Generation | None = None
     delivered: int = 0  # outputs 0..delivered-1 went to the client
+    exit_depths: list[int] = field(default_factory=list)  # of the delivered outputs
+    first_output_s: float | None = None
+    last_output_s: float | None = None
     complete: bool = False  # the whole output did, with its finish reason
+    finish_reason: FinishReason | None = None  # how it ended, and with which error
+    error_code: str | None = None
     refused_by: dict[str, tuple[str, str]] = field(default_factory=dict)  # incarnation: code, why
     refusals: int = 0
     bypassed: int = 0  # younger requests that were started before this one

@@ -44,15 +44,21 @@ from .dispatch import Dispatcher
 from .effects import Effect, SendClient, SendWorker
 from .generations import Generations
 from .handoffs import Handoffs
+from .history import History
 from .line import WaitingLine
 from .members import Members
 from .now import Now
+from .observer import Observer, Unobserved
+from .prompts import Prompt
 from .registry import Registry, Worker
 from .request import Request
+from .snapshot import Snapshot, take_snapshot
+from .timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
 FromWorker = WorkerToCoordinator | WorkerExited
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class CoordinatorState:
@@ -63,9 +69,12 @@ class CoordinatorState:
         *,
         tokenizer: Tokenizer | None = None,
         draw_seed: Callable[[], int] = lambda: secrets.randbelow(MAX_SEED),
+        observer: Observer | None = None,
     ) -> None:
         self._config = config
         self._now = now
+        self._observer = observer or Unobserved()
+        self._history = History()
         self._effects: list[Effect] = []
         emit = self._effects.append
         self.counters: Counter[str] = Counter()
@@ -73,7 +82,9 @@ class CoordinatorState:
         self._registry = Registry()
         self._books = Books()
         self._attempts = Attempts(self, self._books, emit)
-        self._handoffs = Handoffs(self._attempts, self, self._registry, emit, self.counters)
+        self._handoffs = Handoffs(
+            self._attempts, self, self._registry, emit, self.counters, self._observer
+        )
         self._members = Members(
             registry=self._registry,
             books=self._books,
@@ -93,6 +104,7 @@ class CoordinatorState:
             tokenizer=tokenizer,
             draw_seed=draw_seed,
             default_deadline_s=config.default_deadline_s,
+            observer=self._observer,
         )
         self._dispatcher = Dispatcher(
             registry=self._registry,
@@ -103,18 +115,26 @@ class CoordinatorState:
             fail=self._desk.fail,
             pair_wait_s=config.pair_wait_s,
             now=now,
+            observer=self._observer,
         )
         self._draining = False
 
     # Events
 
-    def handle_client(self, client: bytes, message: ClientToCoordinator, now: Now) -> list[Effect]:
+    def handle_client(
+        self,
+        client: bytes,
+        message: ClientToCoordinator,
+        now: Now,
+        prompt: Prompt | None = None,
+    ) -> list[Effect]:
+        """prompt: the request's, where it was tokenized already."""
         self._now = now
         match message:
             case Hello():
                 self._effects.append(SendClient(client, self._service_info()))
             case Generate():
-                self._desk.generate(client, message, now)
+                self._desk.generate(client, message, now, prompt)
             case CancelRequest(request_id=request_id):
                 request = self._desk.find(client, request_id)
                 if request is not None:
@@ -233,9 +253,12 @@ class CoordinatorState:
         if self._draining:
             raise ShuttingDown("the service is stopping and takes no more requests")
         self._dispatcher.add(request)
+        self._observer.accepted(request)
 
     def _ended(self, request: Request) -> None:
         self._dispatcher.remove(request)
+        self._history.add(request, self._now)
+        self._observer.ended(request, self._now)
         attempt = self._attempts.get(request.attempt) if request.attempt is not None else None
         if attempt is not None and request.complete:
             self._attempts.finish(attempt)
@@ -255,6 +278,19 @@ class CoordinatorState:
     def ready(self) -> bool:
         """At least one pair can serve."""
         return bool(self._registry.pairs())
+
+    @property
+    def not_ready(self) -> tuple[str, str] | None:
+        """Code and reason why nothing can be served now; None when it can."""
+        if self._draining:
+            return "shutting_down", "the service is stopping"
+        if self.ready:
+            return None
+        for role in ROLES:
+            if not self.workers(role):
+                return f"no_{role}_worker", f"no {role} worker is here"
+        reason = "no prefill worker has a ready connection to a decode worker"
+        return "no_decode_worker", self.unpairable or reason
 
     @property
     def unpairable(self) -> str | None:
@@ -289,6 +325,22 @@ class CoordinatorState:
             repeated_asks=self._attempts.repeats,
         )
         return values
+
+    def snapshot(self, now: Now) -> Snapshot:
+        return take_snapshot(
+            counters=self.statistics(),
+            registry=self._registry,
+            attempts=self._attempts,
+            desk=self._desk,
+            history=self._history,
+            now=now,
+        )
+
+    def timeline(self, number: int) -> Timeline | None:
+        """Of a live request, or of one that ended not long ago, by the service's number."""
+        known = {request.number: request.timeline for request in self._desk.live()}
+        known |= {ended.number: ended.timeline for ended in self._history.latest()}
+        return known.get(number)
 
     def check(self) -> None:
         check_agreement(self._desk, self._dispatcher, self._attempts, self._books)

@@ -184,6 +184,8 @@ def test_output_before_the_prefill_was_even_asked_for_is_dropped() -> None:
         {"token_ids": (512,)},
         {"token_ids": (1 << 40,)},
         {"exit_depths": ()},
+        {"exit_depths": (0,)},
+        {"exit_depths": (5,)},
         {"logprobs": (TokenLogprobs(0.0, ()), TokenLogprobs(0.0, ()))},
         {"start_index": -1},
         {"start_index": 99},
