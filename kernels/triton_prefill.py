@@ -51,7 +51,7 @@ def _attend_chunk(
         row = tl.arange(0, ROWS)
         index = first_query + row // SHARE
         last_query = tl.minimum(first_query + ROWS // SHARE, query_length) - 1
-        keep = (row // SHARE < ROWS // SHARE) & (index <= last_query)
+        keep = index <= last_query  # also drops rows behind the last whole query of a tile
         token = tl.load(query_starts + segment) + index
         head = kv_head * SHARE + row % SHARE
         queries = load_queries(
