@@ -30,7 +30,9 @@ from .client_sockets import ClientSockets
 from .config import CoordinatorConfig
 from .discovery import ServiceRecord, write_record
 from .effects import Effect, Outbox, SendClient
+from .metrics.exposition import Metrics
 from .now import Now
+from .snapshot import Snapshot
 from .state import CoordinatorState, FromWorker
 from .worker_stop import stop_workers
 
@@ -56,7 +58,11 @@ class CoordinatorService:
         self._config = config
         self._runtime_dir = runtime_dir
         self._loop = asyncio.get_running_loop()
-        self.state = CoordinatorState(config, _now(), tokenizer=tokenizer)
+        self.metrics = Metrics()
+        self.state = CoordinatorState(
+            config, _now(), tokenizer=tokenizer, observer=self.metrics.watch
+        )
+        self.metrics.read(self.snapshot)
         self._flush_soon: asyncio.Handle | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stop = asyncio.Event()
@@ -109,8 +115,7 @@ class CoordinatorService:
 
     def _from_client(self, client: bytes, message: ClientToCoordinator) -> None:
         if isinstance(message, AskStatistics):
-            frames = self._workers.malformed + self._clients.malformed
-            self.state.counters["malformed_frames"] = frames
+            self._count_malformed()
         self._do(self.state.handle_client(client, message, _now()))
 
     def _from_worker(self, identity: bytes, message: FromWorker) -> None:
@@ -120,6 +125,15 @@ class CoordinatorService:
             return
         self._do(self.state.handle_worker(incarnation, message, _now()))
         self._announce_if_ready()
+
+    def _count_malformed(self) -> None:
+        frames = self._workers.malformed + self._clients.malformed
+        self.state.counters["malformed_frames"] = frames
+
+    def snapshot(self) -> Snapshot:
+        """How everything stands now, for the metrics and the status page."""
+        self._count_malformed()
+        return self.state.snapshot(_now())
 
     # Effects out
 

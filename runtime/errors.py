@@ -139,3 +139,8 @@ def _subclasses(kind: type[RltError]) -> list[type[RltError]]:
 
 
 _BY_CODE = {kind.code: kind for kind in reversed(_subclasses(RltError))}
+
+
+def error_codes() -> frozenset[str]:
+    """Every code that an error of rlt can have."""
+    return frozenset(_BY_CODE)

@@ -25,6 +25,7 @@ from rlt.connector.messages import (
 from rlt.coordinator.config import CoordinatorConfig
 from rlt.coordinator.effects import ConfirmOutput, Deliver, Effect, SendClient, SendWorker
 from rlt.coordinator.now import Now
+from rlt.coordinator.observer import Observer
 from rlt.coordinator.state import CoordinatorState
 from rlt.runtime.interfaces import Delta, GenerateRequest
 from rlt.runtime.types import FinishReason, RequestId, SamplingParams
@@ -91,10 +92,16 @@ class ScriptedClient:
 
 
 class World:
-    def __init__(self, prefill: int = 1, decode: int = 1, **options: object) -> None:
+    def __init__(
+        self,
+        prefill: int = 1,
+        decode: int = 1,
+        observer: Observer | None = None,
+        **options: object,
+    ) -> None:
         config = CoordinatorConfig(runtime_dir="/nowhere", **options)  # type: ignore[arg-type]
         self.time_s = 100.0
-        self.state = CoordinatorState(config, self.now, draw_seed=lambda: 7)
+        self.state = CoordinatorState(config, self.now, draw_seed=lambda: 7, observer=observer)
         self.workers: dict[str, ScriptedWorker] = {}
         self.dead: set[str] = set()
         self.to_worker: dict[str, deque[CoordinatorToWorker]] = {}

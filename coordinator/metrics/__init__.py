@@ -1,0 +1,1 @@
+"""Prometheus metrics: what is counted, what is read off the state, and their text."""
