@@ -60,6 +60,16 @@ def test_store_behind_two_to_the_thirty_second_element(device: str) -> None:
     assert torch.equal(kv[first + 1, 1, :, :2], pool.kv[1, 1, :, :2])
 
 
+def test_a_slot_is_block_times_size_plus_offset_and_minus_one_for_padding() -> None:
+    _, pool, _ = batch([], Shape(5), "cpu")
+    items = [Segment(3, 6, (9, 4)), Segment(1, 0, ()), Segment(2, 2, (7,)), Segment(1, 1, (0,))]
+    segments = pool.segments(items)
+    assert segments.write_slots.tolist() == [48, 49, 20, -1, 35, 36, 0]
+    assert segments.stored is not None
+    assert segments.stored.tolist() == [0, 1, 2, 4, 5, 6]
+    assert pool.segments(items[2:]).stored is None
+
+
 MOVES = [  # source block, offset, target block, target offset
     (0, 1, 5, 1),
     (0, 1, 6, 1),
