@@ -12,13 +12,13 @@ import msgspec
 from .attempt import Attempt, Phase
 from .attempts import Attempts
 from .desk import Desk
-from .history import Ended, History
+from .history import Ended, History, mean_depth
 from .now import Now
 from .registry import Registry, Worker
 from .request import Request
 
 REQUESTS_SHOWN = 200  # the oldest; the counts tell of all
-DEPTHS_SHOWN = 512  # the last of each request
+DEPTHS_SHOWN = 32  # the last of each request
 
 
 class Stage(StrEnum):
@@ -69,6 +69,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     outputs: int
     exit_depths: tuple[int, ...]
+    mean_depth: float | None
     age_s: float
 
 
@@ -144,5 +145,6 @@ def _request(request: Request, attempts: Attempts, names: dict[str, str], now: N
         max_tokens=request.asked.sampling.max_tokens,
         outputs=request.delivered,
         exit_depths=tuple(request.exit_depths[-DEPTHS_SHOWN:]),
+        mean_depth=mean_depth(request),
         age_s=now.mono_s - request.received_s,
     )

@@ -44,7 +44,7 @@ from .dispatch import Dispatcher
 from .effects import Effect, SendClient, SendWorker
 from .generations import Generations
 from .handoffs import Handoffs
-from .history import History
+from .history import History, Story, story_of
 from .line import WaitingLine
 from .members import Members
 from .now import Now
@@ -53,7 +53,6 @@ from .prompts import Prompt
 from .registry import Registry, Worker
 from .request import Request
 from .snapshot import Snapshot, take_snapshot
-from .timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -306,6 +305,15 @@ class CoordinatorState:
     def model_name(self) -> str:
         return self._registry.model.name if self._registry.model is not None else ""
 
+    @property
+    def max_positions(self) -> int | None:
+        """Of one request's prompt and output; None while no worker has told."""
+        model = self._registry.model
+        if model is None:
+            return None
+        pool = self._registry.pool_tokens()
+        return model.max_positions if pool is None else min(model.max_positions, pool)
+
     def workers(self, role: Role) -> tuple[Worker, ...]:
         return tuple(w for w in self._registry.workers() if w.role == role)
 
@@ -336,11 +344,12 @@ class CoordinatorState:
             now=now,
         )
 
-    def timeline(self, number: int) -> Timeline | None:
+    def story(self, number: int) -> Story | None:
         """Of a live request, or of one that ended not long ago, by the service's number."""
-        known = {request.number: request.timeline for request in self._desk.live()}
-        known |= {ended.number: ended.timeline for ended in self._history.latest()}
-        return known.get(number)
+        for request in self._desk.live():
+            if request.number == number:
+                return story_of(request)
+        return self._history.story(number)
 
     def check(self) -> None:
         check_agreement(self._desk, self._dispatcher, self._attempts, self._books)
