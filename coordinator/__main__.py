@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ import msgspec
 import uvloop
 
 from ..runtime.errors import CheckpointError, ConfigError, RltError, ServiceError
-from ..runtime.prompt import Tokenizer
 from .config import CoordinatorConfig
 from .runtime_dir import held_runtime_dir
 from .service import CoordinatorService
-from .text import load_tokenizer
+from .text import CheckpointTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-async def serve(config: CoordinatorConfig, runtime_dir: Path, tokenizer: Tokenizer | None) -> None:
+async def serve(
+    config: CoordinatorConfig, runtime_dir: Path, tokenizer: CheckpointTokenizer | None
+) -> None:
     """Run one service until SIGTERM or SIGINT, or until a fault."""
     loop = asyncio.get_running_loop()
     fault: asyncio.Future[None] = loop.create_future()
@@ -59,7 +61,22 @@ async def serve(config: CoordinatorConfig, runtime_dir: Path, tokenizer: Tokeniz
         service.bind()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop)
-        await _run_or_fail(service.run(), fault)
+        async with _front(service, config, tokenizer):
+            await _run_or_fail(service.run(), fault)
+
+
+def _front(
+    service: CoordinatorService, config: CoordinatorConfig, tokenizer: CheckpointTokenizer | None
+) -> AbstractAsyncContextManager[None]:
+    if config.http is None:
+        return contextlib.nullcontext()
+    try:
+        from .http.serving import http_front  # needs packages that a service without it does not
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the HTTP front needs {error.name}: install rlt[serve], or give --no-http"
+        ) from error
+    return http_front(service, config, tokenizer)
 
 
 async def _run_or_fail(run: Coroutine[Any, Any, None], fault: "asyncio.Future[None]") -> None:
@@ -75,6 +92,9 @@ async def _run_or_fail(run: Coroutine[Any, Any, None], fault: "asyncio.Future[No
 
 def _note_fault(fault: "asyncio.Future[None]", context: dict[str, Any]) -> None:
     error = context.get("exception")
+    if "transport" in context or "protocol" in context:  # one HTTP connection's, not the service's
+        logger.warning("%s", context.get("message"), exc_info=error)
+        return
     logger.error("%s", context.get("message"), exc_info=error)
     if not fault.done():
         fault.set_exception(ServiceError(f"{context.get('message')}: {error!r}"))

@@ -46,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     seed: int | None
+    stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     logprobs: int | None
@@ -64,7 +65,9 @@ def make_request(prompt: Prompt, options: GenerateOptions) -> GenerateRequest:
     if unknown:
         raise TypeError(f"generate() knows no option {unknown[0]!r}")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    for name in ("stop_token_ids", "trace"):
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    for name in ("stop", "stop_token_ids", "trace"):
         if name in given:
             given[name] = tuple(given[name])
 
@@ -75,6 +78,7 @@ def make_request(prompt: Prompt, options: GenerateOptions) -> GenerateRequest:
         request_id=RequestId(given.get("request_id", uuid.uuid4().hex)),
         sampling=SamplingParams(**some(SamplingParams)),
         exit=ExitParams(**some(ExitParams)),
+        stop=given.get("stop", ()),
         priority=given.get("priority", 0),
         deadline_s=given.get("deadline_s"),
         **_prompt_fields(prompt),

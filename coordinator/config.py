@@ -19,6 +19,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     expected_prefill, expected_decode: how many workers must have registered, and been joined by a
     ready pair, before the service calls itself ready; 0 and 0 means ready at once.
     pair_wait_s: how long a request waits without any ready pair (None: until its deadline).
+    http: HOST:PORT of the HTTP front; auto is 127.0.0.1:8000, or any free port where that is taken;
+    None: there is none. http_token_file: whoever asks must send the word in it.
     """
 
     runtime_dir: str
@@ -36,6 +38,9 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     drain_s: float = 30.0
     stop_s: float = 10.0
     client_backlog: int = 4096
+    http: str | None = "auto"
+    http_token_file: str | None = None
+    http_max_body_bytes: int = 4 << 20
     log_level: str = "INFO"
     insecure: bool = False
 
@@ -57,6 +62,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(f"log_level must be one of {', '.join(_LOG_LEVELS)}")
         for endpoint in (self.workers_at, *self.clients_at):
             check_endpoint(endpoint, insecure=self.insecure)
+        if self.http not in (None, "auto"):
+            check_http_address(self.http, insecure=self.insecure)
 
     @property
     def workers_at(self) -> str:
@@ -68,7 +75,13 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return self.client_endpoints or (default,)
 
 
-_POSITIVE = ("heartbeat_s", "heartbeat_timeout_s", "max_queue", "default_deadline_s")
+_POSITIVE = (
+    "heartbeat_s",
+    "heartbeat_timeout_s",
+    "max_queue",
+    "default_deadline_s",
+    "http_max_body_bytes",
+)
 _NOT_NEGATIVE = (
     "expected_prefill",
     "expected_decode",
@@ -97,6 +110,17 @@ def check_endpoint(endpoint: str, *, insecure: bool) -> None:
     if not insecure and not _is_loopback(host.strip("[]")):
         raise ConfigError(
             f"{endpoint} would listen beyond this machine without encryption: "
+            "listen at 127.0.0.1, or give --insecure if the network is trusted"
+        )
+
+
+def check_http_address(address: str, *, insecure: bool) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isdecimal() and int(port) < 1 << 16):
+        raise ConfigError(f"http {address!r} is no address: give HOST:PORT, 127.0.0.1:8000 for one")
+    if not insecure and not _is_loopback(host.strip("[]")):
+        raise ConfigError(
+            f"http {address} would listen beyond this machine without encryption: "
             "listen at 127.0.0.1, or give --insecure if the network is trusted"
         )
 

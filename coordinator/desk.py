@@ -135,7 +135,7 @@ class Desk:
         piece = Piece("", len(tokens), False)
         if request.text is not None:
             piece = request.text.push(tokens)
-        stop = skip + piece.count
+        stop = skip + piece.taken
         tokens, depths = row.token_ids[skip:stop], row.exit_depths[skip:stop]
         if tokens:
             self._note(request, depths, now)

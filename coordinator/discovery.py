@@ -16,12 +16,14 @@ RECORD_NAME = "service.json"
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """endpoint: where clients connect. endpoints: all such places."""
+    """endpoint: where clients connect. endpoints: all such places. http: the HTTP front's address,
+    empty without one."""
 
     endpoint: str
     endpoints: tuple[str, ...]
     pid: int
     model: str
+    http: str = ""
 
 
 def default_base() -> Path:

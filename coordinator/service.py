@@ -17,6 +17,7 @@ from ..connector.messages import (
     Alive,
     AskStatistics,
     ClientToCoordinator,
+    CoordinatorToClient,
     CoordinatorToWorker,
     Register,
     Shutdown,
@@ -30,8 +31,10 @@ from .client_sockets import ClientSockets
 from .config import CoordinatorConfig
 from .discovery import ServiceRecord, write_record
 from .effects import Effect, Outbox, SendClient
+from .local_clients import LocalClients
 from .metrics.exposition import Metrics
 from .now import Now
+from .prompts import Prompt, Prompts
 from .snapshot import Snapshot
 from .state import CoordinatorState, FromWorker
 from .worker_stop import stop_workers
@@ -74,10 +77,13 @@ class CoordinatorService:
         self._workers: RouterChannel[FromWorker, CoordinatorToWorker] = RouterChannel(
             WorkerToCoordinator | WorkerExited, self._from_worker
         )
-        self._clients = ClientSockets(self._from_client)
-        self._outbox = Outbox(self._clients.send, self._send_worker)
+        self.prompts = Prompts(tokenizer, self._handle_client, config.max_queue)
+        self._clients = ClientSockets(self.prompts.take)
+        self.local = LocalClients(self.prompts.take, self._forget, self._flush_again)
+        self._outbox = Outbox(self._send_client, self._send_worker)
         self.endpoints: tuple[str, ...] = ()
         self.worker_endpoint = ""
+        self.http_address = ""  # where the HTTP front listens, if there is one
 
     def bind(self) -> None:
         """Listen everywhere. Raises ConfigError if an address cannot be had."""
@@ -108,15 +114,18 @@ class CoordinatorService:
             self._flush_soon.cancel()
         self._workers.close()
         self._clients.close()
+        self.prompts.close()
         if self._record is not None:
             self._record.unlink(missing_ok=True)
 
     # Messages in
 
-    def _from_client(self, client: bytes, message: ClientToCoordinator) -> None:
+    def _handle_client(
+        self, client: bytes, message: ClientToCoordinator, prompt: Prompt | None
+    ) -> None:
         if isinstance(message, AskStatistics):
             self._count_malformed()
-        self._do(self.state.handle_client(client, message, _now()))
+        self._do(self.state.handle_client(client, message, _now(), prompt))
 
     def _from_worker(self, identity: bytes, message: FromWorker) -> None:
         incarnation = identity.decode(errors="replace")
@@ -167,10 +176,16 @@ class CoordinatorService:
 
     def _forget(self, client: bytes) -> None:
         self._clients.forget(client)
+        self.prompts.forget(client)
         self._do(self.state.client_gone(client, _now()))
 
     def _probe_clients(self) -> None:
         self._do([SendClient(client, Alive()) for client in self._clients.known()])
+
+    def _send_client(self, client: bytes, message: CoordinatorToClient) -> SendResult:
+        if client in self.local:
+            return self.local.send(client, message)
+        return self._clients.send(client, message)
 
     def _send_worker(self, incarnation: str, message: CoordinatorToWorker) -> SendResult:
         return self._workers.send(incarnation.encode(), message)
@@ -204,6 +219,7 @@ class CoordinatorService:
             endpoints=self.endpoints,
             pid=os.getpid(),
             model=self.state.model_name or self._config.model or "",
+            http=self.http_address,
         )
         self._record = write_record(self._runtime_dir, record)
         logger.info("READY at %s", ", ".join(self.endpoints))

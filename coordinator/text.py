@@ -17,6 +17,7 @@ import tokenizers
 
 from ..runtime.errors import CheckpointError, InvalidRequest
 from ..runtime.interfaces import ChatMessage
+from .token_bytes import ByteTable
 
 _CONTEXT_TOKENS = 6  # shown tokens that stay in the window: decoders look a little back
 _MAX_PENDING_TOKENS = 32  # bytes that still form no character after so many never will
@@ -32,14 +33,17 @@ class CheckpointTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for every fault
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+        self._bytes = ByteTable(byte_level="ByteLevel" in str(self._tokenizer.decoder))
         settings = _read_json(Path(folder) / "tokenizer_config.json")
         self._special = {
             name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token")
         }
         self._template = _compile(_template_source(Path(folder), settings))
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """special: with what the tokenizer itself puts around a text. Other threads run on."""
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return list(encoding.ids)
 
     def render(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The chat template over `messages`, open for the assistant's answer."""
@@ -55,10 +59,22 @@ class CheckpointTokenizer:
             )
         except Exception as error:  # the template is the checkpoint's code: it may raise anything
             raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode(text, special=False)
 
     def decoder(self) -> "TokenStream":
         return TokenStream(self._tokenizer)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Special tokens are shown."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What this token alone stands for; a character may be spread over several."""
+        return self._bytes.of(self._tokenizer.id_to_token(token_id) or "")
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
 
 
 class TokenStream:

@@ -80,7 +80,11 @@ def coordinator_config(options: argparse.Namespace, folder: Path) -> Coordinator
         expected_decode=options.decode,
         insecure=options.insecure,
         log_level=options.log_level.upper(),
-        **{**values, "client_endpoints": tuple(values["client_endpoints"] or ())},
+        **{
+            **values,
+            "client_endpoints": tuple(values["client_endpoints"] or ()),
+            "http": None if options.no_http else values["http"],
+        },
     )
 
 
@@ -141,6 +145,8 @@ def _announce(console: Console, record: Path) -> None:
     service = msgspec.json.decode(record.read_bytes(), type=ServiceRecord)
     for address in service.endpoints:
         console.say(f"serving {service.model} at {address}")
+    if service.http:
+        console.say(f"serving HTTP at {service.http} (OpenAI's API at {service.http}/v1)")
     console.say(f"try: rlt-ask --connect {service.endpoint} 'What is 17 + 25?'")
     console.announce(f"READY {service.endpoint}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..connector.config import WorkerConfig
 from ..coordinator.config import CoordinatorConfig
 from ..runtime.config import EngineConfig
-from .parser import Option, checkpoint_dir, endpoint, number, on_off, whole
+from .parser import Option, checkpoint_dir, endpoint, existing_file, number, on_off, whole
 
 COORDINATOR = "rlt-coordinator"
 WORKER = "rlt-worker"
@@ -294,6 +294,32 @@ _ADDRESSES = (
         shown="a socket in the service's runtime folder",
         unit="endpoint",
         help="where clients connect; may be given several times",
+    ),
+    Option(
+        flag="--http",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "http"),
+        shown="127.0.0.1:8000, or any free port where that is taken",
+        unit="HOST:PORT",
+        help="where the OpenAI-compatible HTTP API listens; port 0 takes any free one",
+    ),
+    Option(flag="--no-http", commands=ONLY_COORDINATOR, parse=None, help="serve no HTTP at all"),
+    Option(
+        flag="--http-token-file",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "http_token_file"),
+        parse=existing_file,
+        shown="none: everybody who reaches the address is served",
+        unit="file",
+        help="HTTP requests must carry the token that stands in this file",
+    ),
+    Option(
+        flag="--http-max-body-bytes",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "http_max_body_bytes"),
+        parse=whole(1),
+        unit="bytes",
+        help="largest HTTP request body",
     ),
     Option(
         flag="--worker-listen",

@@ -97,6 +97,12 @@ def checkpoint_dir(text: str) -> str:
     return str(Path(text).absolute())
 
 
+def existing_file(text: str) -> str:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file")
+    return str(Path(text).absolute())
+
+
 class Parser(argparse.ArgumentParser):
     """An error is one line that names the option; exit code 2."""
 

@@ -31,6 +31,7 @@ from .interfaces import Clock, Delta, Executor, GenerateRequest
 from .local_result import Result, joined
 from .local_stream import Deliver, LocalStream
 from .prompt import Tokenizer, prompt_token_ids
+from .stop_text import OutputText
 from .types import EngineRequest, Generation, RequestId
 from .validate import resolve_request
 
@@ -158,7 +159,7 @@ class LocalEngine:
             request.request_id,
             num_prompt_tokens=len(resolved.prompt),
             deadline_at_s=None if deadline_s is None else self._clock.now_s() + deadline_s,
-            decoder=self._tokenizer.decoder() if self._tokenizer else None,
+            text=OutputText(self._tokenizer.decoder(), request.stop) if self._tokenizer else None,
             clock=self._clock,
             deliver=deliver,
         )
@@ -232,10 +233,11 @@ class LocalEngine:
             self._fail(event.generation, error_from(event.code, event.message))
         elif isinstance(event, TokensProduced):
             with self._lock:
-                if (stream := self._streams.get(event.generation)) is not None:
-                    if event.finish_reason is not None:
-                        self._close_stream(event.generation)
-                    stream.on_tokens(event)
+                stream = self._streams.get(event.generation)
+                if stream is not None and stream.on_tokens(event):
+                    self._close_stream(event.generation)
+                    if event.finish_reason is None:
+                        self._core.cancel(event.generation)
 
     def _expire(self, now_s: float) -> None:
         with self._lock:

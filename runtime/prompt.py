@@ -31,6 +31,8 @@ def prompt_token_ids(request: GenerateRequest, tokenizer: Tokenizer | None) -> S
         raise InvalidRequest(
             f"{given} of text, messages and prompt_token_ids are given; give exactly one"
         )
+    if request.stop and tokenizer is None:
+        raise InvalidRequest("stop strings need a tokenizer, and this engine has none")
     if request.prompt_token_ids is not None:
         return request.prompt_token_ids
     if tokenizer is None:

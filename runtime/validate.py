@@ -26,6 +26,8 @@ DEFAULT_MIN_LOOPS = 2
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 1_000_000
 MAX_SEED = 2**63 - 1
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
 EXIT_MODES = get_args(ExitMode)
 
 
@@ -53,6 +55,7 @@ def resolve_request(
         priority=request.priority,
     )
     _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    _check_stops(request.stop)
     _check_length(resolved, model, pool_tokens)
     if request.deadline_s is not None:
         _number("deadline_s", request.deadline_s, 0.0, None)
@@ -131,6 +134,17 @@ def _checked_trace(
     for index, depth in enumerate(asked.trace[1:max_tokens], start=1):
         _whole(f"exit.trace[{index}]", depth, bounds.min_loops, bounds.max_loops)
     return tuple(asked.trace[:max_tokens])
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(stops)} strings; at most {MAX_STOPS} are taken")
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop[{index}] has {len(stop)} characters; it must have from 1 to "
+                f"{MAX_STOP_CHARACTERS}"
+            )
 
 
 def _check_length(request: EngineRequest, model: ModelDescription, pool_tokens: int | None) -> None:

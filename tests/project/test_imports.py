@@ -30,7 +30,7 @@ COORDINATOR_MAY_USE = {
     "connector": {"messages", "codec", "channel", "config", "geometry", "asks"},
     "runtime": {
         *("types", "errors", "config", "clock", "story", "interfaces", "events"),
-        *("prompt", "validate"),
+        *("prompt", "validate", "stop_text"),
     },
 }
 

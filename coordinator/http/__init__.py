@@ -1,0 +1,1 @@
+"""The HTTP front: an OpenAI-compatible API in the coordinator's own process and event loop."""
