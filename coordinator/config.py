@@ -16,8 +16,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Times in seconds. worker_endpoint and client_endpoints default to sockets in runtime_dir.
 
     model: checkpoint folder whose tokenizer is used (None: token IDs only).
-    expected_prefill, expected_decode: how many workers must have registered, and been joined by a
-    ready pair, before the service calls itself ready; 0 and 0 means ready at once.
+    expected_prefill, expected_decode: how many workers must have registered, and every pair of them
+    be ready (or refused, but not all), before the service calls itself ready; 0: ready at once.
     pair_wait_s: how long a request waits without any ready pair (None: until its deadline).
     http: HOST:PORT of the HTTP front; auto is 127.0.0.1:8000, or any free port where that is taken;
     None: there is none. http_token_file: whoever asks must send the word in it.

@@ -142,10 +142,14 @@ class Registry:
         roles = [w.role if w else None for w in map(self.get, (pair.prefill, pair.decode))]
         return roles == ["prefill", "decode"]
 
+    def undecided_pairs(self) -> int:
+        """Pairs of the workers that are here which are neither ready nor refused."""
+        possible = len(self.incarnations("prefill")) * len(self.incarnations("decode"))
+        return possible - len(self._pairs) - len(self._refused)
+
     def unpairable(self) -> str | None:
         """Why not one pair of the workers that are here will ever be ready, if that is so."""
-        possible = len(self.incarnations("prefill")) * len(self.incarnations("decode"))
-        if not possible or len(self._refused) < possible:
+        if self._pairs or self.undecided_pairs() or not self._refused:
             return None
         return next(iter(self._refused.values()))
 

@@ -209,11 +209,13 @@ class CoordinatorService:
         decided = self._record is not None or self._hopeless is not None
         if decided or not self._expected_are_here():
             return
-        if self._expects_pairs() and not self.state.ready:
+        if self._expects_pairs():
+            if self.state.undecided_pairs:
+                return
             self._hopeless = self.state.unpairable
             if self._hopeless is not None:
                 self.stop()
-            return
+                return
         record = ServiceRecord(
             endpoint=self.endpoints[0],
             endpoints=self.endpoints,

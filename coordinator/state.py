@@ -274,6 +274,11 @@ class CoordinatorState:
     # Looking at it
 
     @property
+    def undecided_pairs(self) -> int:
+        """Pairs that have not yet said whether they can serve."""
+        return self._registry.undecided_pairs()
+
+    @property
     def ready(self) -> bool:
         """At least one pair can serve."""
         return bool(self._registry.pairs())

@@ -711,6 +711,16 @@ def test_a_layout_with_one_plane_takes_requests_as_long_as_its_whole_pool() -> N
     assert rejections(world) == ["too_long"]
 
 
+def test_every_pair_says_whether_it_can_serve_before_the_service_is_complete() -> None:
+    """Else the first requests would all go to the pair that happened to be first."""
+    world = World(prefill=2, decode=2)
+    assert world.state.undecided_pairs == 0
+    world.add(ScriptedWorker("d2", "decode"))
+    assert world.state.ready and world.state.undecided_pairs == 2
+    world.deliver_all()
+    assert world.state.undecided_pairs == 0
+
+
 def test_only_when_every_pair_is_refused_will_the_service_never_serve() -> None:
     world = World(prefill=1, decode=2)
     prefill = world.named("p0").incarnation
