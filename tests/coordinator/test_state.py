@@ -715,9 +715,12 @@ def test_every_pair_says_whether_it_can_serve_before_the_service_is_complete() -
     """Else the first requests would all go to the pair that happened to be first."""
     world = World(prefill=2, decode=2)
     assert world.state.undecided_pairs == 0
-    world.add(ScriptedWorker("d2", "decode"))
+    late = ScriptedWorker("d2", "decode")
+    world.state.handle_worker(late.incarnation, late.register(), world.now)
     assert world.state.ready and world.state.undecided_pairs == 2
-    world.deliver_all()
+    for prefill in ("p0", "p1"):
+        word = PairReady(decode=late.incarnation)
+        world.state.handle_worker(world.named(prefill).incarnation, word, world.now)
     assert world.state.undecided_pairs == 0
 
 
