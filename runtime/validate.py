@@ -65,9 +65,12 @@ def resolve_request(
 def _checked_prompt(prompt: Sequence[int], model: ModelDescription) -> tuple[int, ...]:
     if not prompt:
         raise InvalidRequest("the prompt is empty; give at least one token")
-    for index, token in enumerate(prompt):
-        _whole(f"prompt_token_ids[{index}]", token, 0, model.vocab_size - 1)
-    return tuple(prompt)
+    tokens = tuple(prompt)
+    plain = all(type(token) is int for token in tokens)
+    if not plain or min(tokens) < 0 or max(tokens) >= model.vocab_size:
+        for index, token in enumerate(tokens):
+            _whole(f"prompt_token_ids[{index}]", token, 0, model.vocab_size - 1)
+    return tokens
 
 
 def _checked_sampling(
