@@ -5,6 +5,7 @@ page asks its reader for the token, if the figures need one. Nothing comes from 
 content policy forbids it.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
@@ -37,8 +38,9 @@ FIGURE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosnif
 
 
 class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as the page draws it."""
+    """One request as the page draws it. now_s: by the clock of the stamps, for what still lasts."""
 
+    now_s: float
     number: int
     request_id: str
     exit_depths: tuple[int, ...]
@@ -83,6 +85,7 @@ def figure_routes(service: CoordinatorService) -> list[BaseRoute]:
 
 def timeline_of(story: Story) -> RequestTimeline:
     return RequestTimeline(
+        now_s=time.time(),
         number=story.number,
         request_id=story.request_id,
         exit_depths=story.exit_depths,

@@ -50,7 +50,11 @@ SERVICE_COUNTERS = (
 )
 WORKER_GAUGES = (
     Figure("blocks_free", "rlt_worker_kv_blocks_free", "KV blocks that can be given out."),
-    Figure("blocks_cached", "rlt_worker_kv_blocks_cached", "KV blocks kept for later prompts."),
+    Figure(
+        "blocks_cached",
+        "rlt_worker_kv_blocks_cached",
+        "KV blocks kept for later prompts; they count as free.",
+    ),
     Figure("blocks_quarantined", "rlt_worker_kv_blocks_quarantined", "KV blocks withdrawn."),
     Figure("slots_free", "rlt_worker_slots_free", "Slots for requests that execute."),
     Figure("receive_slots_free", "rlt_worker_receive_slots_free", "Slots for prompts coming in."),

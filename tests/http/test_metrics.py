@@ -1,7 +1,11 @@
 """Metrics: every figure told is one of what was done, and the text is what Prometheus reads."""
 
+import json
+import time
+import urllib.request
 from collections.abc import Iterator
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -10,11 +14,13 @@ from rlt.coordinator.client import Client
 from rlt.coordinator.metrics.exposition import Metrics
 from rlt.coordinator.metrics.watching import Watch
 from rlt.coordinator.now import Now
+from rlt.launch.cli import EMBEDDED_MODEL
 from rlt.runtime.errors import error_codes
 
 from ..coordinator.running import Running, running
 from ..coordinator.workers import DEPTHS, expected_depths
 from ..coordinator.world import World
+from .real_service import SMALL, serving
 
 
 def samples(text: bytes) -> Iterator[Sample]:
@@ -33,6 +39,20 @@ def values(text: bytes) -> dict[str, float]:
 
 def scrape(service: Running) -> dict[str, float]:
     return values(service.call(lambda: service.service.metrics.text())[0])
+
+
+def scrape_http(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(url + "/metrics") as answer:
+        return values(answer.read())
+
+
+def wait_for(url: str, name: str, value: float) -> dict[str, float]:
+    """Workers' figures come with their heartbeats."""
+    deadline = time.monotonic() + 15.0
+    while (now := scrape_http(url))[name] != value:
+        assert time.monotonic() < deadline, f"{name} is {now[name]}, not {value}"
+        time.sleep(0.05)
+    return now
 
 
 def watched_world() -> tuple[World, Metrics]:
@@ -68,6 +88,46 @@ def test_the_figures_of_a_service_are_what_was_asked_of_it() -> None:
         assert after[bucket] == sum(seen <= depth for seen in depths)
     assert after["rlt_worker_kv_blocks role=decode worker=d0"] == 4096
     assert all(after[f"rlt_handoffs phase={name}"] == 0 for name in ("decoding", "cancelling"))
+
+
+@pytest.mark.system
+def test_a_scrape_of_a_real_service_tells_what_was_done_between_two() -> None:
+    prompt, outputs = list(range(3, 153)), 20
+    config = json.loads((EMBEDDED_MODEL / "config.json").read_text())
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    layers = config["num_hidden_layers"] * config["total_ut_steps"]
+    sent = len(prompt) * layers * 2 * config["num_key_value_heads"] * head_dim * 4
+    with serving(*SMALL) as (endpoint, url), Client(endpoint) as client:
+        before = scrape_http(url)
+        results = [
+            client.generate(
+                prompt, max_tokens=outputs, exit_threshold=0.6, min_loops=1, ignore_eos=True
+            )
+            for _ in range(3)
+        ]
+        after = wait_for(url, "rlt_worker_output_tokens_total role=decode worker=decode-0", 60)
+        wait_for(url, "rlt_worker_kv_blocks_free role=prefill worker=prefill-0", 2048)
+        after = wait_for(url, "rlt_worker_kv_blocks_free role=decode worker=decode-0", 2048)
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    depths = [depth for result in results for depth in result.exit_depths]
+    assert grown["rlt_requests_total code= outcome=length"] == 3
+    assert grown["rlt_prompt_tokens_total"] == 450
+    assert grown["rlt_generated_tokens_total"] == len(depths) == 60
+    assert grown["rlt_exit_depth_loops_sum"] == sum(depths)
+    assert len(set(depths)) > 1, "no early exit: the histogram would prove nothing"
+    assert grown["rlt_worker_prefill_tokens_total role=prefill worker=prefill-0"] == 450
+    assert grown["rlt_worker_prefill_tokens_total role=decode worker=decode-0"] == 0
+    hidden = config["hidden_size"] * 4
+    assert grown["rlt_transfer_bytes_sum"] == 3 * (sent + hidden)
+    posted = "rlt_worker_transfer_sent_bytes_total role=prefill worker=prefill-0"
+    assert grown[posted] == 3 * (sent + hidden)
+    assert grown["rlt_transfer_seconds_count"] == grown["rlt_transfer_bytes_count"] == 3
+    assert 0 < grown["rlt_compute_end_unsent_bytes_sum"] < 3 * sent
+    assert 0 < after["rlt_transfer_seconds_sum"] < 60
+    assert grown["rlt_inter_token_latency_seconds_count"] == 57
+    assert after["rlt_decode_loops_before_activation_total"] == 0
+    assert after["rlt_late_messages_total"] == after["rlt_malformed_frames_total"] == 0
+    assert after["rlt_worker_quarantined_bytes role=decode worker=decode-0"] == 0
 
 
 def test_handoffs_are_told_by_phase_while_they_go_on() -> None:

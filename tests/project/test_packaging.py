@@ -79,4 +79,6 @@ def test_the_wheel_holds_every_module_and_the_embedded_model(tmp_path: Path) -> 
     }
     assert sources <= names
     assert {f"rlt/launch/embedded/{name}" for name in EMBEDDED} <= names
+    pages = {path.name for path in (tree / "coordinator" / "http" / "page").iterdir()}
+    assert pages and {f"rlt/coordinator/http/page/{name}" for name in pages} <= names
     assert all(name.startswith("rlt/") for name in names)

@@ -75,7 +75,7 @@ function showWorkers(figures) {
     const lost = of("blocks_quarantined"), cached = of("blocks_cached");
     const told = "blocks_free" in worker.values;
     const used = told ? worker.num_blocks - of("blocks_free") - lost : 0;
-    const blocks = meter([["", used], ["cached", 0], ["lost", lost]], worker.num_blocks,
+    const blocks = meter([["", used], ["cached", cached], ["lost", lost]], worker.num_blocks,
       `${used} of ${worker.num_blocks}` + (cached ? `, ${cached} cached` : "") + (lost ? `, ${lost} lost` : ""));
     const busy = (total, free) => told ? total - of(free) : 0;
     const slots = busy(worker.num_slots, "slots_free");
@@ -108,7 +108,7 @@ function showLive(figures) {
       requestCell(row, request.number, request.request_id), badge(request.stage),
       request.prefill, request.decode, request.prompt_tokens,
       meter([["", request.outputs]], request.max_tokens, `${request.outputs} of ${request.max_tokens}`),
-      depthCells(request.exit_depths.slice(-16), figures.num_loops),
+      depthCells(request.exit_depths.slice(-12), figures.num_loops),
       request.mean_depth === null ? "" : request.mean_depth.toFixed(2), `${request.age_s.toFixed(1)} s`,
     ], [4, 7, 8]);
   });
@@ -145,10 +145,10 @@ function showTiles(figures) {
   find("tiles").replaceChildren(
     tile("queued", of("queue_length")), tile("live", of("live_requests")),
     tile("ready pairs", of("ready_pairs"), of("ready_pairs") === 0),
-    tile("tokens per second", rate.toFixed(rate < 10 ? 1 : 0)),
+    tile("tokens/s", rate.toFixed(rate < 10 ? 1 : 0)),
     tile("tokens", of("output_tokens")), tile("ended well", of("ended.stop") + of("ended.length")),
     tile("cancelled", of("ended.cancelled")), tile("failed", failed, failed > 0),
-    tile("refused", sum("rejected."), false), tile("late messages", of("late_messages")),
+    tile("refused", sum("rejected."), false), tile("late", of("late_messages")),
   );
 }
 
@@ -216,10 +216,15 @@ find("token-form").addEventListener("submit", (event) => {
 });
 find("follow").addEventListener("click", () => { chosen = null; shown = null; poll(); });
 document.addEventListener("visibilitychange", poll);
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given) {
+window.addEventListener("resize", () => { shown = null; });
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!given) return;
   token = given;
   sessionStorage.setItem("rlt-token", token);
   history.replaceState(null, "", location.pathname); // it does not stay in the address
+  poll();
 }
+window.addEventListener("hashchange", takeToken);
+takeToken();
 poll();

@@ -3,7 +3,8 @@
 // comes from the service enters the page as text, never as markup.
 
 const Timeline = (() => {
-  const WIDTH = 1000, LEFT = 120, RIGHT = 16, SPACE = WIDTH - LEFT - RIGHT;
+  const LEFT = 120, RIGHT = 8;
+  let width = 1000; // of the pictures, in pixels: that of their place
   const PARTS = {
     queued: "queued", reserving: "reserving at decode", waiting_for_prefill: "waiting for prefill",
     prefill: "prefill", last_transfers: "last transfers", waiting_for_slot: "waiting for a slot",
@@ -36,23 +37,23 @@ const Timeline = (() => {
 
   function scale(start, stop) {
     const length = Math.max(stop - start, 1e-9);
-    return (at) => LEFT + SPACE * Math.min(1, Math.max(0, (at - start) / length));
+    return (at) => LEFT + (width - LEFT - RIGHT) * Math.min(1, Math.max(0, (at - start) / length));
   }
 
   function bar(className, x, y, height, from, to, text) {
-    const left = x(from), width = Math.max(2, x(to) - left);
-    const shape = { class: className, x: left.toFixed(1), y, width: width.toFixed(1), height, rx: 2 };
+    const left = x(from), length = Math.max(2, x(to) - left);
+    const shape = { class: className, x: left.toFixed(1), y, width: length.toFixed(1), height, rx: 2 };
     return svg("rect", shape, svg("title", {}, text));
   }
 
   function axis(x, start, stop, y, height) {
     const group = svg("g", {}), length = Math.max(stop - start, 1e-9);
-    const rough = length / 6, power = 10 ** Math.floor(Math.log10(rough));
+    const rough = length / Math.max(2, Math.floor((width - LEFT) / 140)), power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
     for (let at = 0; at <= length * 1.0001; at += step) {
       const place = x(start + at).toFixed(1);
       group.append(svg("line", { class: "grid", x1: place, x2: place, y1: 0, y2: height }));
-      const anchor = place > WIDTH - 60 ? "end" : "middle";
+      const anchor = place > width - 50 ? "end" : "middle";
       group.append(svg("text", { x: place, y, "text-anchor": anchor }, milliseconds(at)));
     }
     return group;
@@ -65,7 +66,7 @@ const Timeline = (() => {
   function drawParts(parts, now) {
     const stop = Math.max(...parts.map((part) => part.stop_s ?? now)), start = parts[0].start_s;
     const x = scale(start, stop);
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} 46`, role: "img", "aria-label": "Parts of the request" });
+    const picture = svg("svg", { width, height: 46, role: "img", "aria-label": "Parts of the request" });
     picture.append(axis(x, start, stop, 42, 28), svg("text", { class: "label", x: 0, y: 17 }, "request"));
     for (const part of parts) {
       const end = part.stop_s ?? stop;
@@ -85,7 +86,7 @@ const Timeline = (() => {
     const label = depth === null ? "hidden state" : `loop ${depth + 1} (depth ${depth})`;
     row.append(svg("text", { class: "label", x: 0, y: y + 13 }, label));
     row.append(svg("text", { x: 0, y: y + 26 }, sent ? bytes(sent) : "nothing sent"));
-    row.append(svg("rect", { class: "lane", x: LEFT, y, width: SPACE, height: 28, rx: 3 }));
+    row.append(svg("rect", { class: "lane", x: LEFT, y, width: width - LEFT - RIGHT, height: 28, rx: 3 }));
     for (const span of mine) {
       const end = span.stop_s ?? stop, took = milliseconds(end - span.start_s);
       if (span.kind === "computed") {
@@ -107,7 +108,7 @@ const Timeline = (() => {
     depths.sort((a, b) => a - b);
     const rows = spans.some((span) => span.depth === null) ? [...depths, null] : depths;
     const height = rows.length * 34;
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${height + 18}`, role: "img", "aria-label": "Handoff by depth" });
+    const picture = svg("svg", { width, height: height + 18, role: "img", "aria-label": "Handoff by depth" });
     picture.append(axis(x, start, stop, height + 14, height));
     rows.forEach((depth, index) => picture.append(depthRow(depth, spans, x, index * 34, stop)));
     const end = stamps.find(([event]) => event === "compute_end");
@@ -116,7 +117,7 @@ const Timeline = (() => {
       picture.append(svg("line", { class: "compute-end", x1: place, x2: place, y1: 0, y2: height },
         svg("title", {}, `compute ended, ${left} not yet sent`)));
     }
-    const unsent = end ? `compute ended (dashed) with ${bytes(end[4] ?? 0)} unsent` : "";
+    const unsent = end ? `Compute ended (dashed) with ${bytes(end[4] ?? 0)} unsent` : "";
     return [
       html("h3", "", "The handoff: which loop computed, which depth was in flight. ", unsent),
       picture,
@@ -135,7 +136,8 @@ const Timeline = (() => {
   }
 
   function draw(place, story, loops) {
-    const now = Date.now() / 1000, pieces = [];
+    const now = story.now_s, pieces = [];
+    width = Math.max(280, place.clientWidth);
     if (story.parts.length) pieces.push(...drawParts(story.parts, now));
     if (story.spans.length) pieces.push(...drawHandoff(story.spans, story.stamps, now));
     if (story.exit_depths.length) {
