@@ -13,7 +13,8 @@ def row_fault(row: OutputRow, asked: EngineRequest, model: ModelDescription) -> 
     count, limit = len(row.token_ids), asked.sampling.max_tokens
     if row.start_index < 0 or row.start_index + count > limit:
         return f"outputs {row.start_index}..{row.start_index + count} of at most {limit}"
-    if len(row.exit_depths) != count or len(row.logprobs) not in (0, count):
+    logprobs = count if asked.sampling.logprobs is not None else 0
+    if (len(row.exit_depths), len(row.logprobs)) != (count, logprobs):
         return f"{count} tokens, {len(row.exit_depths)} depths, {len(row.logprobs)} logprobs"
     if not all(0 <= token < model.vocab_size for token in row.token_ids):
         return f"tokens outside the vocabulary of {model.vocab_size}: {row.token_ids}"

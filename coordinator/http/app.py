@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 
 from ...runtime.errors import RltError
 from .api import Api
 from .auth import TokenGuard
-from .errors import ApiError, on_api_error, on_fault, on_http_exception, on_rlt_error
+from .errors import ApiError, on_api_error, on_disconnect, on_fault, on_http_exception, on_rlt_error
 from .front import Front
 from .openapi import openapi_route
 
@@ -31,6 +32,7 @@ def build_app(
             ApiError: on_api_error,
             RltError: on_rlt_error,
             HTTPException: on_http_exception,
+            ClientDisconnect: on_disconnect,
             Exception: on_fault,
         },
     )

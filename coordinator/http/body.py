@@ -8,9 +8,10 @@ import re
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from .errors import ApiError, bad_field
+from .fields import LACKING
 
 READ_S = 60.0
 
@@ -59,6 +60,8 @@ def decode(body: bytes, kind: type[T]) -> T:
         param = at[1] if at is not None and at[1] else None
         if message.startswith("Object contains unknown field") and " - at " not in message:
             message = f"{param} is not a field that this service knows"
+        elif param in LACKING:
+            message = f"{param} has a value that this service does not support: leave it out"
         elif param is not None and not _NAMED.search(message):
             message = f"{param}: {message}"
         if param is None:
@@ -66,6 +69,3 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise bad_field(param, message) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, "invalid_request", f"the body is not JSON: {error}") from error
-
-
-__all__ = ["ClientDisconnect", "decode", "read_json"]

@@ -37,7 +37,7 @@ _KINDS = {
     429: "rate_limit_error",
 }
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
-_FIELD = re.compile(r"^(?:sampling\.|exit\.)?([a-z_]+)(?:\[\d+\])? (?:is|has) ")
+_FIELD = re.compile(r"^(?:the )?([a-z_]+)(?:\[\d+\])? (?:is|has) ")
 RETRY_AFTER_S = "1"
 
 
@@ -80,10 +80,15 @@ def bad_field(param: str, message: str) -> ApiError:
 def api_error(error: RltError) -> ApiError:
     """rlt's own errors name fields as its records do; here they have no prefix."""
     message = re.sub(r"\b(?:sampling|exit)\.(?=[a-z])", "", str(error))
-    field = _FIELD.match(str(error)) if error.code in ("invalid_request", "too_long") else None
-    return ApiError(
-        STATUS.get(error.code, 500), error.code, message, field[1] if field is not None else None
-    )
+    message = message.replace("prompt_token_ids", "prompt")
+    return ApiError(STATUS.get(error.code, 500), error.code, message, _param(error.code, message))
+
+
+def _param(code: str, message: str) -> str | None:
+    if code == "too_long":
+        return "max_tokens" if "max_tokens" in message else "prompt"
+    field = _FIELD.match(message) if code == "invalid_request" else None
+    return field[1] if field is not None else None
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
@@ -104,6 +109,11 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     response = ApiError(status, _HTTP_CODES.get(status, "invalid_request"), message).response()
     response.headers.update(error.headers or {})
     return response
+
+
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    """The caller left while it was still asking: nobody hears this."""
+    return Response(status_code=400)
 
 
 async def on_fault(request: Request, error: Exception) -> Response:

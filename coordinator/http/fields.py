@@ -40,8 +40,25 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     continuous_usage_stats: No = None
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints have in common."""
+class Lacking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Neutral values of what rlt lacks, at both endpoints."""
+
+    frequency_penalty: Zero = None
+    presence_penalty: Zero = None
+    repetition_penalty: One = None
+    length_penalty: One = None
+    min_p: Zero = None
+    min_tokens: Annotated[int, Meta(ge=0, le=0)] | None = None
+    logit_bias: NoEntries = None
+    use_beam_search: No = None
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    include_stop_str_in_output: No = None
+    echo: No = None
+
+
+class Shared(Lacking, frozen=True, kw_only=True):
+    """What both endpoints have in common. From top_k on the fields are rlt's own."""
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -53,8 +70,6 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-
-    # Of our own.
     top_k: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     stop_token_ids: list[Annotated[int, Meta(ge=0, le=2**31)]] | None = None
     ignore_eos: bool | None = None
@@ -68,20 +83,6 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     return_exit_depths: bool = False
     return_timeline: bool = False
     return_token_ids: bool = False
-
-    # Neutral values of what rlt lacks.
-    frequency_penalty: Zero = None
-    presence_penalty: Zero = None
-    repetition_penalty: One = None
-    length_penalty: One = None
-    min_p: Zero = None
-    min_tokens: Annotated[int, Meta(ge=0, le=0)] | None = None
-    logit_bias: NoEntries = None
-    use_beam_search: No = None
-    skip_special_tokens: Literal[True] | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
-    include_stop_str_in_output: No = None
-    echo: No = None
 
 
 class CompletionRequest(Shared, frozen=True, kw_only=True):
@@ -119,13 +120,9 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     type: Literal["text"]
 
 
-class ChatRequest(Shared, frozen=True, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Whole | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+class LackingInChat(Shared, frozen=True, kw_only=True):
+    """Neutral values of what rlt lacks, at the chat endpoint."""
 
-    # Neutral values of what rlt lacks.
     response_format: TextFormat | None = None
     tools: Nothing = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -147,6 +144,13 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
     continue_final_message: No = None
 
 
+class ChatRequest(LackingInChat, frozen=True, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """prompt or messages, one of them."""
 
@@ -158,3 +162,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: list[Annotated[int, Meta(ge=0, le=2**31)]]
     model: str | None = None
+
+
+LACKING = {*Lacking.__struct_fields__, "best_of", "suffix"} | set(
+    LackingInChat.__struct_fields__
+) - set(Shared.__struct_fields__)

@@ -19,6 +19,13 @@ from .small_answers import Detokenized, Health, Model, Models, Tokenized
 
 REF = "#/components/schemas/{name}"
 
+EVENT = {
+    "type": "object",
+    "description": "data: a chunk as JSON, [DONE], or an object with an error, which is last",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
 
 class Operation(NamedTuple):
     path: str
@@ -87,7 +94,7 @@ def document() -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     content = {"application/json": {"schema": _ref(operation.answer)}}
     if operation.chunk is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     error = {"application/json": {"schema": _ref(ErrorBody)}}
     described: dict[str, Any] = {
         "summary": operation.summary,

@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from rlt.runtime.prompt import Tokenizer
 from .workers import ScriptedWorker, hand_over
 
 T = TypeVar("T")
+Around = Callable[[CoordinatorService, CoordinatorConfig], AbstractAsyncContextManager[None]]
 BEAT_S = 0.05
 STEP_S = 0.002
 
@@ -58,12 +59,12 @@ class WireWorker:
 class Team:
     """All scripted workers of one service."""
 
-    def __init__(self, endpoint: str, prefill: int, decode: int) -> None:
+    def __init__(self, endpoint: str, prefill: int, decode: int, kind: dict[str, Any]) -> None:
         self._loop = asyncio.get_running_loop()
         self.step_s = STEP_S
         names = [(f"p{n}", "prefill") for n in range(prefill)]
         names += [(f"d{n}", "decode") for n in range(decode)]
-        self.members = [WireWorker(ScriptedWorker(*name), endpoint) for name in names]
+        self.members = [WireWorker(ScriptedWorker(*name, **kind), endpoint) for name in names]
         self.stop_order: list[str] = []
         self._beat_timer = self._loop.call_later(BEAT_S, self._beat)
         self._step_timer = self._loop.call_later(self.step_s, self._step)
@@ -137,8 +138,11 @@ def running(
     prefill: int = 1,
     decode: int = 1,
     tokenizer: Tokenizer | None = None,
+    around: Around | None = None,
+    worker: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Running]:
+    """around: entered on the service's loop while it runs. worker: fields of its workers."""
     handle = Running()
     with tempfile.TemporaryDirectory(prefix="rlt-c") as folder:
         handle.folder = Path(folder)
@@ -155,13 +159,16 @@ def running(
             handle.service = CoordinatorService(config, handle.folder, tokenizer)
             with contextlib.closing(handle.service):
                 handle.service.bind()
-                handle.team = Team(handle.service.worker_endpoint, prefill, decode)
+                endpoint = handle.service.worker_endpoint
+                handle.team = Team(endpoint, prefill, decode, worker or {})
+                front = around(handle.service, config) if around else contextlib.nullcontext()
                 with contextlib.closing(handle.team):
-                    task = handle.loop.create_task(handle.service.run())
-                    while not (handle.folder / "service.json").exists():
-                        await asyncio.sleep(0.005)
-                    handle.started.set()
-                    await task
+                    async with front:
+                        task = handle.loop.create_task(handle.service.run())
+                        while not (handle.folder / "service.json").exists():
+                            await asyncio.sleep(0.005)
+                        handle.started.set()
+                        await task
 
         thread = _thread(live(), handle)
         assert handle.started.wait(10.0), "not started"

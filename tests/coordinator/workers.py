@@ -46,6 +46,7 @@ from rlt.runtime.types import (
     KVGeometry,
     ModelDescription,
     Stamp,
+    TokenLogprobs,
 )
 
 VOCAB = 512
@@ -97,6 +98,8 @@ class ScriptedWorker:
     geometry: KVGeometry = GEOMETRY
     life: int = 1
     refuses_pairs: bool = False
+    burst: int = 1  # tokens of one step
+    says: tuple[int, ...] | None = None  # what every request gets instead of expected_tokens()
     ended: bool = False  # it was refused: a real one exits
     highest_epoch: int = 0
     peers: Peers | None = None
@@ -257,8 +260,11 @@ class ScriptedWorker:
         """P has heard that D has received everything."""
         return [self._release(generation)]
 
-    def decode_step(self, generation: Generation, count: int = 1) -> list[WorkerToCoordinator]:
+    def decode_step(
+        self, generation: Generation, count: int | None = None
+    ) -> list[WorkerToCoordinator]:
         """D activates, or produces up to `count` tokens and releases after the last."""
+        count = count or self.burst
         record = self.live[generation]
         if record.phase == "received":
             record.phase = "active"
@@ -273,12 +279,17 @@ class ScriptedWorker:
             return []
         start, total = record.outputs, record.request.sampling.max_tokens
         stop = min(start + count, total)
-        tokens = expected_tokens(record.request.prompt, total)
+        tokens = self.says or expected_tokens(record.request.prompt, total)
         row = OutputRow(
             generation=generation,
             start_index=start,
             token_ids=tokens[start:stop],
             exit_depths=expected_depths(total)[start:stop],
+            logprobs=tuple(
+                TokenLogprobs(-0.5, ((token, -0.5),) * record.request.sampling.logprobs)
+                for token in tokens[start:stop]
+                if record.request.sampling.logprobs is not None
+            ),
             finish_reason=FinishReason.LENGTH if stop == total else None,
         )
         record.outputs = stop

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from rlt.coordinator.client import Client
+from rlt.coordinator.discovery import find_services
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "ckpt"
 START_S = 90.0
@@ -57,6 +58,11 @@ class Service:
 
     def client(self) -> Client:
         return Client(self.address, timeout_s=30.0)
+
+    @property
+    def http(self) -> str:
+        [record] = find_services(self.folder)
+        return record.http
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
