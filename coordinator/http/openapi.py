@@ -19,7 +19,7 @@ from .small_answers import Detokenized, Health, Model, Models, Tokenized
 
 REF = "#/components/schemas/{name}"
 
-EVENT = {
+EVENT: dict[str, Any] = {
     "type": "object",
     "description": "data: a chunk as JSON, [DONE], or an object with an error, which is last",
     "properties": {"data": {"type": "string"}},
@@ -92,7 +92,7 @@ def document() -> dict[str, Any]:
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    content = {"application/json": {"schema": _ref(operation.answer)}}
+    content: dict[str, Any] = {"application/json": {"schema": _ref(operation.answer)}}
     if operation.chunk is not None:
         content["text/event-stream"] = {"schema": EVENT}
     error = {"application/json": {"schema": _ref(ErrorBody)}}

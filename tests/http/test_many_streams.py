@@ -1,4 +1,4 @@
-"""Many open streams on one coordinator: benchmarks/http_streams.py, small here and whole in soak."""
+"""Many open streams on one coordinator: benchmarks/http_streams.py, small here, whole in soak."""
 
 import json
 import subprocess
