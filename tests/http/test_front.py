@@ -315,3 +315,18 @@ def test_characters_and_stop_strings_over_token_borders() -> None:
                 *chunks, _ = events(response)
             shown = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
             assert shown == choice["text"]
+
+
+def test_a_service_that_stops_takes_nothing_more_and_tells_its_streams() -> None:
+    with front(drain_s=0.3) as (service, address):
+        service.call(lambda: setattr(service.team, "step_s", 0.05))
+        body = {"prompt": [1], "max_tokens": 1000}
+        with open_stream(address, COMPLETIONS, body) as response:
+            heard = events(response)
+            next(heard)
+            service.call(service.service.stop)
+            service.eventually(lambda: service.service.state.not_ready is not None)
+            for answer in (call(address, COMPLETIONS, body), call(address, "/health")):
+                assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+            *_, last = heard
+        assert json.loads(last)["error"]["code"] == "shutting_down"

@@ -12,6 +12,7 @@ from prometheus_client.samples import Sample
 
 from rlt.coordinator.client import Client
 from rlt.coordinator.metrics.exposition import Metrics
+from rlt.coordinator.metrics.families import WORKER_COUNTERS, WORKER_GAUGES
 from rlt.coordinator.metrics.watching import Watch
 from rlt.coordinator.now import Now
 from rlt.launch.cli import EMBEDDED_MODEL
@@ -20,6 +21,7 @@ from rlt.runtime.errors import error_codes
 from ..coordinator.running import Running, running
 from ..coordinator.workers import DEPTHS, expected_depths
 from ..coordinator.world import World
+from ..project.test_imports import ROOT
 from .real_service import SMALL, serving
 
 
@@ -46,13 +48,15 @@ def scrape_http(url: str) -> dict[str, float]:
         return values(answer.read())
 
 
-def wait_for(url: str, name: str, value: float) -> dict[str, float]:
+def wait_for(url: str, wanted: dict[str, float]) -> dict[str, float]:
     """Workers' figures come with their heartbeats."""
     deadline = time.monotonic() + 15.0
-    while (now := scrape_http(url))[name] != value:
-        assert time.monotonic() < deadline, f"{name} is {now[name]}, not {value}"
+    while True:
+        now = scrape_http(url)
+        if all(now[name] == value for name, value in wanted.items()):
+            return now
+        assert time.monotonic() < deadline, {name: now[name] for name in wanted}
         time.sleep(0.05)
-    return now
 
 
 def watched_world() -> tuple[World, Metrics]:
@@ -105,9 +109,15 @@ def test_a_scrape_of_a_real_service_tells_what_was_done_between_two() -> None:
             )
             for _ in range(3)
         ]
-        after = wait_for(url, "rlt_worker_output_tokens_total role=decode worker=decode-0", 60)
-        wait_for(url, "rlt_worker_kv_blocks_free role=prefill worker=prefill-0", 2048)
-        after = wait_for(url, "rlt_worker_kv_blocks_free role=decode worker=decode-0", 2048)
+        after = wait_for(
+            url,
+            {
+                "rlt_worker_prefill_tokens_total role=prefill worker=prefill-0": 450,
+                "rlt_worker_output_tokens_total role=decode worker=decode-0": 60,
+                "rlt_worker_kv_blocks_free role=prefill worker=prefill-0": 2048,
+                "rlt_worker_kv_blocks_free role=decode worker=decode-0": 2048,
+            },
+        )
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
     depths = [depth for result in results for depth in result.exit_depths]
     assert grown["rlt_requests_total code= outcome=length"] == 3
@@ -115,7 +125,6 @@ def test_a_scrape_of_a_real_service_tells_what_was_done_between_two() -> None:
     assert grown["rlt_generated_tokens_total"] == len(depths) == 60
     assert grown["rlt_exit_depth_loops_sum"] == sum(depths)
     assert len(set(depths)) > 1, "no early exit: the histogram would prove nothing"
-    assert grown["rlt_worker_prefill_tokens_total role=prefill worker=prefill-0"] == 450
     assert grown["rlt_worker_prefill_tokens_total role=decode worker=decode-0"] == 0
     hidden = config["hidden_size"] * 4
     assert grown["rlt_transfer_bytes_sum"] == 3 * (sent + hidden)
@@ -241,3 +250,32 @@ def test_tokens_that_come_together_share_the_time() -> None:
 
 def test_the_codes_are_those_of_the_errors() -> None:
     assert {"overloaded", "worker_lost", "no_decode_worker", "protocol"} <= error_codes()
+
+
+def full_world() -> Metrics:
+    """Every family has at least one sample."""
+    world, metrics = watched_world()
+    world.state.counters["refused.closed"] += 1
+    beat = world.named("d0").heartbeat()
+    beat.statistics.update({f.source: 0.0 for f in (*WORKER_GAUGES, *WORKER_COUNTERS)})
+    world.perform(world.state.handle_worker("d0-1", beat, world.now))
+    return metrics
+
+
+def documented_rows() -> list[str]:
+    """The table of metrics.md."""
+    rows = []
+    for family in text_string_to_metric_families(full_world().text()[0].decode()):
+        if family.name.endswith("_created"):
+            continue
+        labels = sorted({label for s in family.samples for label in s.labels} - {"le"})
+        name = family.name + ("_total" if family.type == "counter" else "")
+        rows.append(
+            f"| `{name}` | {family.type} | {', '.join(labels) or '-'} | {family.documentation} |"
+        )
+    return sorted(rows, key=lambda row: (row.startswith("| `rlt_worker_"), row))
+
+
+def test_metrics_md_has_the_row_of_every_metric_and_no_other() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| `rlt_")] == documented_rows()

@@ -206,3 +206,15 @@ def test_an_engine_whose_thread_fails_says_so_to_everybody(
         with pytest.raises(WorkerError, match="the engine failed: TypeError"):
             local.submit(ask("b"))
     assert "the engine's thread failed" in caplog.text
+
+
+def test_a_stop_string_ends_a_request_and_gives_everything_back(local: LocalEngine) -> None:
+    [whole] = local.generate([ask("a", max_tokens=12)])
+    stop = whole.text[3:6]
+    [result] = local.generate([ask("b", max_tokens=12, stop=("?", stop))])
+    assert result.text == whole.text[: whole.text.index(stop)]
+    assert result.finish_reason is FinishReason.STOP
+    assert result.token_ids == whole.token_ids[: len(result.token_ids)]
+    assert len(result.token_ids) == len(result.exit_depths) < 12
+    assert local.active() == ()
+    local.check()
