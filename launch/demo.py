@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..coordinator.client import Client
 from ..runtime.errors import RltError
 from ..runtime.interfaces import Delta
-from .ask import depth_line
+from .answer import depth_line
 from .running import running_service
 from .timeline import draw_handoff
 

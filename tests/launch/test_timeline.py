@@ -1,6 +1,6 @@
 """The drawings of a request's timeline."""
 
-from rlt.launch.ask import depth_line
+from rlt.launch.answer import depth_line
 from rlt.launch.timeline import WIDTH, draw_events, draw_handoff
 from rlt.runtime.types import Stamp
 
