@@ -22,8 +22,8 @@ LIGHT = {
     "connector": "messages codec channel geometry handoff sender receiver config",
     "runtime": "types errors events config clock story request exit_policy scheduler admission "
     "kv_manager plans interfaces",
-    "launch": "cli worker ask chat answer options parser supervisor children console processes notice "
-    "runtime_dir arrival signals",
+    "launch": "cli worker ask chat answer options parser supervisor children console processes "
+    "notice runtime_dir arrival signals",
 }
 # What the coordinator may use of the folders below it: messages, channels and plain values.
 COORDINATOR_MAY_USE = {
