@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from ...runtime.errors import RltError
 from .api import Api
 from .auth import TokenGuard
+from .counted import CountAnswers
 from .errors import ApiError, on_api_error, on_disconnect, on_fault, on_http_exception, on_rlt_error
 from .front import Front
 from .openapi import openapi_route
@@ -24,10 +25,12 @@ def build_app(
     front: Front, *, token: str | None = None, extra_routes: Sequence[BaseRoute] = ()
 ) -> Starlette:
     """token: None lets everybody in."""
-    guard = [] if token is None else [Middleware(TokenGuard, token=token)]
+    before = [Middleware(CountAnswers, metrics=front.service.metrics)]
+    if token is not None:
+        before.append(Middleware(TokenGuard, token=token))
     return Starlette(
         routes=[*Api(front).routes(), openapi_route(), *extra_routes],
-        middleware=guard,
+        middleware=before,
         exception_handlers={
             ApiError: on_api_error,
             RltError: on_rlt_error,

@@ -14,7 +14,7 @@ from ...runtime.interfaces import ChatMessage, GenerateRequest
 from ...runtime.types import ExitParams, RequestId, SamplingParams
 from ...runtime.validate import MAX_SEED
 from .errors import bad_field
-from .fields import MAX_CHOICES, ChatRequest, CompletionRequest, Message, Shared
+from .fields import MAX_CHOICES, ChatRequest, CompletionRequest, Message, Shared, StreamOptions
 from .front import Front
 
 COMPLETION_TOKENS = 16  # OpenAI's default
@@ -30,6 +30,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     stream: bool
     include_usage: bool
+    usage_so_far: bool
 
 
 async def completion_call(asked: CompletionRequest, front: Front) -> Call:
@@ -131,12 +132,14 @@ async def _call(
         for place, request in enumerate(tokenized)
         for choice in range(asked.n or 1)
     ]
+    options = asked.stream_options or StreamOptions()
     return Call(
         id=name,
         requests=tuple(requests),
         prompt_tokens=sum(len(request.prompt_token_ids or ()) for request in tokenized),
         stream=bool(asked.stream),
-        include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
+        include_usage=options.include_usage,
+        usage_so_far=options.continuous_usage_stats,
     )
 
 

@@ -33,11 +33,12 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """include_usage: a last chunk tells the usage."""
+    """include_usage: a last chunk tells the usage. continuous_usage_stats: every chunk tells it so
+    far."""
 
     include_usage: bool = False
     include_obfuscation: No = None
-    continuous_usage_stats: No = None
+    continuous_usage_stats: bool = False
 
 
 class Lacking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -80,7 +80,6 @@ class Generation(Response):
                         failure = failure or _failure(delta)
                         continue
                     running -= delta.finish_reason is not None
-                    self._completion_tokens += len(delta.token_ids)
                     batch.append((index[delta.request_id], delta))
             if batch:
                 yield batch
@@ -91,6 +90,7 @@ class Generation(Response):
         pieces: list[list[Delta]] = [[] for _ in self._call.requests]
         async for batch in outputs:
             for index, delta in batch:
+                self._completion_tokens += len(delta.token_ids)
                 pieces[index].append(delta)
         return self._shape.whole([joined(deltas) for deltas in pieces], self._usage())
 
@@ -120,7 +120,8 @@ class Generation(Response):
 
     def _events(self, batch: list[tuple[int, Delta]]) -> Iterator[bytes]:
         for index, delta in batch:
-            chunk = self._shape.chunk(index, delta)
+            self._completion_tokens += len(delta.token_ids)
+            chunk = self._shape.chunk(index, delta, self._usage())
             if chunk is not None:
                 yield _event(chunk)
 

@@ -34,8 +34,8 @@ from .token_names import TokenNames
 
 class Shape(Protocol):
     def whole(self, outputs: Sequence[Delta], usage: Usage) -> msgspec.Struct: ...
-    def chunk(self, index: int, delta: Delta) -> msgspec.Struct | None:
-        """None: nothing of it is to be shown yet."""
+    def chunk(self, index: int, delta: Delta, usage: Usage) -> msgspec.Struct | None:
+        """None: nothing of it is to be shown yet. usage: so far."""
         ...
 
     def last(self, usage: Usage) -> msgspec.Struct:
@@ -47,13 +47,18 @@ class _Shape:
     def __init__(self, call: Call, asked: Shared, model: str) -> None:
         self._asked = asked
         self._head: dict[str, Any] = {"id": call.id, "created": int(time.time()), "model": model}
-        self._no_usage: UnsetType | None = None if call.include_usage else UNSET
+        self._call = call
         self._logprobs = call.requests[0].sampling.logprobs is not None
         self._shows_tokens = self._logprobs or asked.return_token_ids or asked.return_exit_depths
 
     def _is_shown(self, delta: Delta) -> bool:
         shown_tokens = self._shows_tokens and bool(delta.token_ids)
         return bool(delta.text) or shown_tokens or delta.finish_reason is not None
+
+    def _so_far(self, usage: Usage) -> Usage | UnsetType | None:
+        if self._call.usage_so_far:
+            return usage
+        return None if self._call.include_usage else UNSET
 
     def _own(self, delta: Delta) -> dict[str, Any]:
         asked, ended = self._asked, delta.finish_reason is not None
@@ -76,11 +81,11 @@ class CompletionShape(_Shape):
         choices = tuple(self._choice(index, delta) for index, delta in enumerate(outputs))
         return Completion(**self._head, choices=choices, usage=usage)
 
-    def chunk(self, index: int, delta: Delta) -> Completion | None:
+    def chunk(self, index: int, delta: Delta, usage: Usage) -> Completion | None:
         if not self._is_shown(delta):
             return None
         choices = (self._choice(index, delta),)
-        return Completion(**self._head, choices=choices, usage=self._no_usage)
+        return Completion(**self._head, choices=choices, usage=self._so_far(usage))
 
     def last(self, usage: Usage) -> Completion:
         return Completion(**self._head, choices=(), usage=usage)
@@ -106,7 +111,7 @@ class ChatShape(_Shape):
         choices = tuple(self._choice(index, delta) for index, delta in enumerate(outputs))
         return ChatCompletion(**self._head, choices=choices, usage=usage)
 
-    def chunk(self, index: int, delta: Delta) -> ChatChunk | None:
+    def chunk(self, index: int, delta: Delta, usage: Usage) -> ChatChunk | None:
         """The first one of a choice tells the role."""
         if not self._is_shown(delta) and index in self._begun:
             return None
@@ -119,7 +124,7 @@ class ChatShape(_Shape):
             finish_reason=finish_word(delta.finish_reason),
             **self._own(delta),
         )
-        return ChatChunk(**self._head, choices=(choice,), usage=self._no_usage)
+        return ChatChunk(**self._head, choices=(choice,), usage=self._so_far(usage))
 
     def last(self, usage: Usage) -> ChatChunk:
         return ChatChunk(**self._head, choices=(), usage=usage)

@@ -74,6 +74,16 @@ def test_a_stream_has_every_token_in_order_then_usage_then_done(address: str) ->
     assert tokens == {index: list(expected_tokens((9,), 30)) for index in (0, 1)}
 
 
+def test_a_stream_tells_its_usage_so_far_when_asked(address: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": [9, 8], "max_tokens": 5, "stream_options": options, "return_token_ids": True}
+    with open_stream(address, COMPLETIONS, body) as response:
+        *chunks, _ = map(str, events(response))
+    usages = [json.loads(chunk)["usage"] for chunk in chunks]
+    assert [usage["completion_tokens"] for usage in usages] == [1, 2, 3, 4, 5, 5]
+    assert {usage["prompt_tokens"] for usage in usages} == {2}
+
+
 def test_a_chat_stream_tells_the_role_once(address: str) -> None:
     with open_stream(address, CHAT, {"messages": HELLO, "max_tokens": 5}) as response:
         *chunks, done = events(response)
