@@ -76,11 +76,13 @@ def request_parts(stamps: Sequence[Stamp]) -> tuple[Part, ...]:
     """From acceptance to the last token. A part that left no stamp belongs to the one before."""
     starts = [(name, _first(stamps, event, worker)) for name, event, worker in _PARTS]
     known = [(name, start_s) for name, start_s in starts if start_s is not None]
-    ends = [*(start_s for _, start_s in known[1:]), _first(stamps, "last_token", False)]
-    return tuple(
-        Part(name=name, start_s=start_s, stop_s=None if stop_s is None else max(start_s, stop_s))
-        for (name, start_s), stop_s in zip(known, ends, strict=True)
-    )
+    parts = []
+    for index, (name, start_s) in enumerate(known):
+        last = index == len(known) - 1
+        stop_s = _first(stamps, "last_token", False) if last else known[index + 1][1]
+        stop_s = None if stop_s is None else max(start_s, stop_s)
+        parts.append(Part(name=name, start_s=start_s, stop_s=stop_s))
+    return tuple(parts)
 
 
 def transfer_seconds(stamps: Sequence[Stamp]) -> float | None:

@@ -88,9 +88,16 @@ class Watch:
         self._unsent = histogram(
             "rlt_compute_end_unsent_bytes", "KV not yet sent when a prompt was computed.", BYTES
         )
+        self._answers = prometheus_client.Counter(
+            "rlt_http_responses", "HTTP answers by status.", ("status",), registry=registry
+        )
         self._depths = Depths()
         self._seen_depths = self._depths.seen
         registry.register(self._depths)
+
+    def answered(self, status: int) -> None:
+        """The HTTP front's answer has begun."""
+        self._answers.labels(str(status)).inc()
 
     def accepted(self, request: Request) -> None:
         self._prompt.inc(len(request.prompt))

@@ -2,6 +2,7 @@
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -103,6 +104,9 @@ def test_a_scrape_of_a_real_service_tells_what_was_done_between_two() -> None:
     sent = len(prompt) * layers * 2 * config["num_key_value_heads"] * head_dim * 4
     with serving(*SMALL) as (endpoint, url), Client(endpoint) as client:
         before = scrape_http(url)
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+            urllib.request.urlopen(url + "/nothing-here")
+        refused.value.close()
         results = [
             client.generate(
                 prompt, max_tokens=outputs, exit_threshold=0.6, min_loops=1, ignore_eos=True
@@ -121,6 +125,8 @@ def test_a_scrape_of_a_real_service_tells_what_was_done_between_two() -> None:
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
     depths = [depth for result in results for depth in result.exit_depths]
     assert grown["rlt_requests_total code= outcome=length"] == 3
+    assert grown["rlt_http_responses_total status=404"] == 1
+    assert grown["rlt_http_responses_total status=200"] > 0
     assert grown["rlt_prompt_tokens_total"] == 450
     assert grown["rlt_generated_tokens_total"] == len(depths) == 60
     assert grown["rlt_exit_depth_loops_sum"] == sum(depths)
@@ -222,7 +228,7 @@ def test_the_text_follows_the_conventions_in_both_formats() -> None:
         assert all(s.name.endswith("_total") for s in family.samples if counter), family.name
         assert not (family.name.endswith(("_ms", "_us", "_kib", "_mb"))), family.name
         assert set().union(*(s.labels for s in family.samples)) <= {
-            *("worker", "role", "outcome", "code", "phase", "le")
+            *("worker", "role", "outcome", "code", "phase", "status", "le")
         }
     assert {f.name for f in open_families(modern.decode())} == {f.name for f in families}
 
@@ -259,6 +265,7 @@ def full_world() -> Metrics:
     beat = world.named("d0").heartbeat()
     beat.statistics.update({f.source: 0.0 for f in (*WORKER_GAUGES, *WORKER_COUNTERS)})
     world.perform(world.state.handle_worker("d0-1", beat, world.now))
+    metrics.watch.answered(200)
     return metrics
 
 
