@@ -1,11 +1,8 @@
 """Lets in who knows the token; stands before every route but /health and the page's files.
 
-Takes `Authorization: Bearer TOKEN`, or HTTP Basic with the token as password, which is what a
-browser can send. Compares in constant time and never logs what was sent.
+Takes `Authorization: Bearer TOKEN`; compares in constant time and never logs what was sent.
 """
 
-import base64
-import binascii
 import secrets
 
 from starlette.requests import Request
@@ -38,13 +35,4 @@ class TokenGuard:
 
 def _given(header: str) -> bytes:
     scheme, _, value = header.partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return value.strip().encode()
-        case "basic":
-            try:
-                return base64.b64decode(value, validate=True).partition(b":")[2]
-            except binascii.Error:
-                return b""
-        case _:
-            return b""
+    return value.strip().encode() if scheme.lower() == "bearer" else b""

@@ -67,7 +67,7 @@ class ApiError(Exception):
     def response(self) -> Response:
         headers = {"retry-after": RETRY_AFTER_S} if self.status == 429 else {}
         if self.status == 401:
-            headers["www-authenticate"] = 'Bearer, Basic realm="rlt"'
+            headers["www-authenticate"] = "Bearer"
         return Response(
             msgspec.json.encode(self.body), self.status, headers, media_type="application/json"
         )

@@ -111,6 +111,8 @@ class Generation(Response):
                 await _send_part(send, b"".join(self._events(batch)))
             if self._call.include_usage:
                 end = _event(self._shape.last(self._usage())) + DONE
+        except Gone:
+            raise
         except RltError as error:
             end = _event(api_error(error).body)
         except Exception:

@@ -221,8 +221,8 @@ def test_without_the_token_only_health_answers(tmp_path: Path) -> None:
             assert call(address, path).status == 401
         bearer = {"authorization": "Bearer wrong"}
         assert call(address, "/v1/models", headers=bearer).error["code"] == "unauthorized"
-        for word in ("Bearer s3cret", "Basic dTpzM2NyZXQ="):
-            assert call(address, "/v1/models", headers={"authorization": word}).status == 200
+        bearer = {"authorization": "Bearer s3cret"}
+        assert call(address, "/v1/models", headers=bearer).status == 200
 
 
 def test_a_full_queue_is_a_429_with_a_time_to_try_again() -> None:
@@ -274,7 +274,9 @@ def test_an_error_after_the_stream_began_is_its_last_event() -> None:
         assert json.loads(last)["error"]["code"] == "worker_lost"
 
 
-def test_a_closed_connection_cancels_its_request_within_a_second() -> None:
+def test_a_closed_connection_cancels_its_request_within_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with front() as (service, address):
         state = service.service.state
         for stream in (True, False):
@@ -284,6 +286,12 @@ def test_a_closed_connection_cancels_its_request_within_a_second() -> None:
             service.eventually(lambda: state.statistics()["live_requests"] == 0, timeout_s=1.0)
             service.eventually(lambda: len(service.service.local) == 0)
         assert state.counters[f"ended.{FinishReason.CANCELLED}"] == 6
+        body = {"prompt": [1], "max_tokens": 1000}
+        with open_stream(address, COMPLETIONS, body) as response:
+            next(events(response))
+        service.eventually(lambda: state.statistics()["live_requests"] == 0, timeout_s=1.0)
+        service.eventually(lambda: len(service.service.local) == 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_reader_who_takes_nothing_loses_its_stream_and_hurts_no_one() -> None:
