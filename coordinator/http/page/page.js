@@ -70,7 +70,9 @@ function meter(parts, total, text) {
 }
 
 function showWorkers(figures) {
-  sync(find("workers"), figures.workers, (worker) => `${worker.name} ${worker.pid}`, (row, worker) => {
+  const place = (worker) => `${worker.role === "prefill" ? 0 : 1} ${worker.name}`;
+  const workers = figures.workers.toSorted((one, other) => place(one) < place(other) ? -1 : 1);
+  sync(find("workers"), workers, (worker) => `${worker.name} ${worker.pid}`, (row, worker) => {
     const of = (name) => worker.values[name] ?? 0;
     const lost = of("blocks_quarantined"), cached = of("blocks_cached");
     const told = "blocks_free" in worker.values;
@@ -81,7 +83,7 @@ function showWorkers(figures) {
     const slots = busy(worker.num_slots, "slots_free");
     const receiving = busy(worker.num_receive_slots, "receive_slots_free");
     const peers = figures.pairs.filter((pair) => pair.includes(worker.name))
-      .map((pair) => pair.find((name) => name !== worker.name));
+      .map((pair) => pair.find((name) => name !== worker.name)).sort();
     row.dataset.worker = worker.name;
     cells(row, [
       worker.name, worker.role, worker.pid, blocks,
