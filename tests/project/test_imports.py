@@ -100,8 +100,12 @@ def test_a_violation_in_a_subfolder_is_seen_too(tmp_path: Path) -> None:
 
 
 def light_modules() -> list[str]:
-    coordinator = sorted(p.stem for p in (ROOT / "coordinator").glob("*.py"))
-    names = [f"coordinator.{name}" for name in coordinator if not name.startswith("__")]
+    files = sorted((ROOT / "coordinator").rglob("*.py"))
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in files
+        if not path.stem.startswith("__")
+    ]
     names += [f"{folder}.{name}" for folder, listed in LIGHT.items() for name in listed.split()]
     return [f"rlt.{name}" for name in names]
 
