@@ -81,7 +81,7 @@ def test_a_service_whose_only_pair_is_refused_ends_with_the_reason_instead_of_wa
         service = CoordinatorService(config, tmp_path, None)
         with contextlib.closing(service):
             service.bind()
-            team = Team(service.worker_endpoint, 1, 1)
+            team = Team(service.worker_endpoint, 1, 1, {})
             for member in team.members:
                 member.worker.refuses_pairs = True
             with contextlib.closing(team):

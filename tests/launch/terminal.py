@@ -1,11 +1,13 @@
 """A program in a terminal of its own: what a person would type and see."""
 
+import codecs
 import contextlib
 import fcntl
 import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -22,6 +24,7 @@ class Terminal:
         self.process = process
         self._descriptor = descriptor
         self._unread = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.everything = ""
 
     def type(self, text: str) -> None:
@@ -40,17 +43,24 @@ class Terminal:
 
     def _read(self) -> bool:
         try:
-            piece = os.read(self._descriptor, 65536).decode()
+            read = os.read(self._descriptor, 65536)
         except OSError:  # the other side is closed
             return False
+        piece = self._decoder.decode(read)
         self._unread += piece
         self.everything += piece
-        return bool(piece)
+        return bool(read)
 
     def end(self, timeout_s: float = 20.0) -> int:
         with contextlib.suppress(AssertionError):
             self.until("\0never\0", timeout_s)  # so that it is not held up by a full terminal
         return self.process.wait(timeout_s)
+
+
+def _take_terminal() -> None:
+    """Ctrl-C goes to it, and is heard also where whoever started the tests ignores it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
@@ -62,7 +72,7 @@ def terminal(arguments: Sequence[str], **environment: str) -> Iterator[Terminal]
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C goes to it
+        preexec_fn=_take_terminal,
         env={**os.environ, "TERM": "xterm-256color", **environment},
     )
     os.close(theirs)
