@@ -7,6 +7,7 @@ requests. A closed one hears nothing more and its requests are cancelled.
 
 import asyncio
 import itertools
+import secrets
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -28,11 +29,13 @@ class LocalClients:
         self._ask = ask
         self._gone = gone
         self._room = room
+        # Clients that come by ZeroMQ name themselves: none may guess the name of a local one.
+        self._prefix = secrets.token_hex(16).encode()
         self._numbers = itertools.count(1)
         self._clients: dict[bytes, LocalClient] = {}
 
     def open(self) -> "LocalClient":
-        client = LocalClient(b"local-%d" % next(self._numbers), self)
+        client = LocalClient(b"%s-%d" % (self._prefix, next(self._numbers)), self)
         self._clients[client.identity] = client
         return client
 
