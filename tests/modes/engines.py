@@ -96,6 +96,7 @@ class Pair:
             while waiting and self._start(waiting[0]):
                 waiting.popleft()
             self.engines.step()
+            self.engines.rest_a_moment()
         self.engines.settle()
         finished = {
             event.generation: event.finish_reason.value

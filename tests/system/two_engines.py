@@ -144,9 +144,13 @@ class TwoEngines:
         waited = 0
         while not (self.p_core.idle() and self.d_core.idle()):
             self.step()
-            if not self.p.executor.wait(0.001) and not self.d.executor.wait(0.001):
-                waited += 1
-                assert waited < 20_000, (self.p_core.live(), self.d_core.live())
+            waited += not self.rest_a_moment()
+            assert waited < 20_000, (self.p_core.live(), self.d_core.live())
+
+    def rest_a_moment(self) -> bool:
+        """Sleep until a pass is done, for a millisecond or two at most: a driver that spins takes
+        the interpreter from the compute threads. False if no pass was done."""
+        return self.p.executor.wait(0.001) or self.d.executor.wait(0.001)
 
     def _note(self, event: EngineEvent) -> None:
         self.events.append(event)
