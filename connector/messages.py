@@ -21,7 +21,7 @@ from ..runtime.types import (
 )
 from .geometry import PoolDescription
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,18 +57,37 @@ class AskStatistics(Message, frozen=True, kw_only=True, tag="ask_statistics"):
     ask: int
 
 
-ClientToCoordinator = Hello | Generate | CancelRequest | AskStatistics
+class DrainWorker(Message, frozen=True, kw_only=True, tag="drain_worker"):
+    """Let this worker finish what it has, give it nothing new, then end it; restart: its supervisor
+    starts it again. Answered by DrainAnswer; asked again, the same answer. How far it is shows in
+    Statistics."""
+
+    worker: str
+    restart: bool = False
+
+
+ClientToCoordinator = Hello | Generate | CancelRequest | AskStatistics | DrainWorker
 
 
 # Coordinator -> client
 
 
 class ServiceInfo(Message, frozen=True, kw_only=True, tag="service_info"):
-    """ready: at least one pair can serve."""
+    """ready: at least one pair can serve. instance: new at each start of the coordinator; a client
+    that hears another one knows that its requests are lost."""
 
     protocol_version: int
     model: str
     ready: bool
+    instance: str = ""
+
+
+class DrainAnswer(Message, frozen=True, kw_only=True, tag="drain_answer"):
+    """error: why it is not done (no such worker), or None."""
+
+    worker: str
+    incarnation: str = ""
+    error: str | None = None
 
 
 class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
@@ -109,6 +128,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     live: int
     values: dict[str, float]
+    draining: bool = False
 
 
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
@@ -116,7 +136,9 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     death."""
 
 
-CoordinatorToClient = ServiceInfo | Accepted | Rejected | Deltas | CancelDone | Statistics | Alive
+CoordinatorToClient = (
+    ServiceInfo | Accepted | Rejected | Deltas | CancelDone | Statistics | Alive | DrainAnswer
+)
 
 
 # Worker -> coordinator
@@ -126,7 +148,8 @@ class Register(Message, frozen=True, kw_only=True, tag="register"):
     """First message of an incarnation. Answered by Welcome or RegisterRefused.
 
     peer_endpoint: where this decode worker listens for prefill workers; empty at a prefill worker.
-    highest_epoch: the highest coordinator epoch it ever saw, so that a new one exceeds it.
+    highest_epoch: the highest coordinator epoch it ever saw, so that a new one exceeds it; 0 if it
+    never was welcome anywhere, so that no other worker can know it.
     """
 
     worker: str
@@ -151,11 +174,16 @@ class LiveGeneration(msgspec.Struct, frozen=True, array_like=True):
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent on the same ordered connection as everything else, so that what it lists is complete:
     a generation that the coordinator knows as answered and that is missing here has been released.
+
+    draining: it wants to end (SIGTERM, or too much of it is quarantined): no new requests, and a
+    Shutdown once it holds none. quarantined_from: incarnations whose writes it still fears.
     """
 
     peers_version: int
     live: tuple[LiveGeneration, ...]
     statistics: dict[str, float]
+    draining: bool = False
+    quarantined_from: tuple[str, ...] = ()
 
 
 class PairReady(Message, frozen=True, kw_only=True, tag="pair_ready"):
@@ -268,12 +296,44 @@ WorkerToCoordinator = (
 # Supervisor -> coordinator (same socket as the workers)
 
 
-class WorkerExited(Message, frozen=True, kw_only=True, tag="worker_exited"):
-    """A local worker process is dead and reaped."""
+class Supervised(msgspec.Struct, frozen=True, array_like=True):
+    """One child of a supervisor: the process runs, or has ended and is not reaped yet."""
 
     worker: str
+    incarnation: str
+    pid: int
+
+
+class Supervise(Message, frozen=True, kw_only=True, tag="supervise"):
+    """Every worker process of this supervisor, once a second. Not answered."""
+
+    children: tuple[Supervised, ...]
+
+
+class WorkerExited(Message, frozen=True, kw_only=True, tag="worker_exited"):
+    """That worker process is dead and reaped: it writes nothing any more. Told when it happens, and
+    as the answer to each Expel of an incarnation that this supervisor once had."""
+
+    worker: str
+    incarnation: str
     pid: int
     status: int
+
+
+SupervisorToCoordinator = Supervise | WorkerExited
+
+
+# Coordinator -> supervisor
+
+
+class Expel(Message, frozen=True, kw_only=True, tag="expel"):
+    """Kill this incarnation, also if it is stopped, and reap it. Answered by WorkerExited, repeated
+    until then; who never had it says nothing."""
+
+    incarnation: str
+
+
+CoordinatorToSupervisor = Expel
 
 
 # Coordinator -> worker
@@ -282,6 +342,12 @@ class WorkerExited(Message, frozen=True, kw_only=True, tag="worker_exited"):
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     epoch: int
     heartbeat_s: float
+
+
+class RegisterAgain(Message, frozen=True, kw_only=True, tag="register_again"):
+    """Answer to whoever is not known here and was not expelled: this coordinator is new. The worker
+    drops every generation that an older one gave it, as Welcome's epoch tells, and keeps its
+    pairs."""
 
 
 class RegisterRefused(Message, frozen=True, kw_only=True, tag="register_refused"):
@@ -303,9 +369,11 @@ class Peers(Message, frozen=True, kw_only=True, tag="peers"):
 
 
 class HeartbeatAnswer(Message, frozen=True, kw_only=True, tag="heartbeat_answer"):
-    """The coordinator lives. oldest_live: generations below it are closed for good."""
+    """The coordinator lives. oldest_live: generations below it are closed for good. dead: of the
+    heartbeat's quarantined_from, those whose process is known to be reaped."""
 
     oldest_live: Generation
+    dead: tuple[str, ...] = ()
 
 
 class Reserve(Message, frozen=True, kw_only=True, tag="reserve"):
@@ -348,11 +416,17 @@ class Resend(Message, frozen=True, kw_only=True, tag="resend"):
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag="shutdown"):
-    """Stop now: everything live is dropped. The coordinator drains before it sends this."""
+    """Stop now: everything live is dropped. The coordinator drains before it sends this.
+
+    restart: end with EXIT_RESTART, so that the supervisor starts a new incarnation at once.
+    """
+
+    restart: bool = False
 
 
 CoordinatorToWorker = (
     Welcome
+    | RegisterAgain
     | RegisterRefused
     | Peers
     | HeartbeatAnswer

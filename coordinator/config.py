@@ -18,6 +18,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: checkpoint folder whose tokenizer is used (None: token IDs only).
     expected_prefill, expected_decode: how many workers must have registered, and every pair of them
     be ready (or refused, but not all), before the service calls itself ready; 0: ready at once.
+    max_attempts: how often a request is tried before another token of it is delivered.
     pair_wait_s: how long a request waits without any ready pair (None: until its deadline).
     http: HOST:PORT of the HTTP front; auto is 127.0.0.1:8000, or any free port where that is taken;
     None: there is none. http_token_file: whoever asks must send the word in it.
@@ -33,6 +34,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     heartbeat_timeout_s: float = 10.0
     max_queue: int = 1024
     max_bypasses: int = 8
+    max_attempts: int = 3
     default_deadline_s: float = 600.0
     pair_wait_s: float | None = None
     drain_s: float = 30.0
@@ -79,6 +81,7 @@ _POSITIVE = (
     "heartbeat_s",
     "heartbeat_timeout_s",
     "max_queue",
+    "max_attempts",
     "default_deadline_s",
     "http_max_body_bytes",
 )

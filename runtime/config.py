@@ -40,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admission: Literal["full", "incremental"] = "full"  # incremental: grow, and preempt when full
     watermark: float = 0.01  # share of blocks kept free when a request is let in (incremental)
     snapshot_bytes: int = 1 << 30  # bound on what preempted requests may keep in host memory
+    canary: bool = False  # fill free blocks with a pattern and watch it, for debugging
     random_head_seed: int = 0  # of the frozen head of exit mode random_lookahead
 
     def __post_init__(self) -> None:

@@ -78,6 +78,18 @@ class TransferFailed(RequestError):
     code = "transfer_failed"
 
 
+class ReplayMismatch(RequestError):
+    """A request was moved to other workers, and they computed another token than was delivered."""
+
+    code = "replay_mismatch"
+
+
+class ServiceLost(RequestError):
+    """The coordinator was started again: what it was doing for this client is lost. Ask again."""
+
+    code = "service_lost"
+
+
 class SlowClient(RequestError):
     """The client did not take its output for so long that the service gave its requests up."""
 

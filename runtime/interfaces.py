@@ -178,12 +178,19 @@ class SendEnded(msgspec.Struct, frozen=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True):
-    """No proof will come that the writer (or a local handle) has ended: blocks are withdrawn."""
+    """Nothing proves yet that the writer has ended: the request ends, its blocks and its receive
+    slot are withdrawn until QuarantineEnded."""
 
     generation: Generation
 
 
-HandoffEvent = ReceiveComplete | ReceiveEnded | SendEnded | Quarantined
+class QuarantineEnded(msgspec.Struct, frozen=True):
+    """The proof came after all, or the writer was fenced: what was withdrawn may be reused."""
+
+    generation: Generation
+
+
+HandoffEvent = ReceiveComplete | ReceiveEnded | SendEnded | Quarantined | QuarantineEnded
 
 
 class SchedulerConnector(Protocol):

@@ -133,6 +133,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     capacity_tokens is the number of positions that can enter KV: prompt + max_tokens - 1, because a
     request that ends never runs its last token.
+
+    delivered, delivered_depths: outputs that the client has from an earlier attempt, and the loops
+    that each of them ran. They are replayed: P runs the prompt and all of them but the last, D
+    derives the last one again as a check and goes on behind it.
     """
 
     generation: Generation
@@ -140,10 +144,32 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams  # seed is set
     exit: ExitSettings
     priority: int = 0  # lower goes first
+    delivered: tuple[int, ...] = ()
+    delivered_depths: tuple[int, ...] = ()
 
     @property
     def capacity_tokens(self) -> int:
         return len(self.prompt) + self.sampling.max_tokens - 1
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """The tokens that P runs: the prompt, and what was delivered but for its last token."""
+        return self.prompt + self.delivered[:-1]
+
+    @property
+    def context_tokens(self) -> int:
+        return len(self.prompt) + max(0, len(self.delivered) - 1)
+
+    @property
+    def first_output(self) -> int:
+        """The output that the handed-over hidden state leads to; not delivered again if it was."""
+        return max(0, len(self.delivered) - 1)
+
+    def context_loops(self, position: int, num_loops: int) -> int:
+        """Loops that the context's token at `position` runs: a replayed one as many as it ran when
+        it was first computed, which is told by the output that it led to."""
+        replayed = position - len(self.prompt)
+        return num_loops if replayed < 0 else self.delivered_depths[replayed + 1]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
