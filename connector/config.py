@@ -11,7 +11,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigError
 
 EXIT_RESTART = 75  # a worker's exit code: it ended in order, and is to be started again
-INCARNATION = "RLT_INCARNATION"  # the environment variable by which a supervisor names an incarnation
+INCARNATION = "RLT_INCARNATION"  # environment variable: the name of this start of a worker
 MAX_NAME_BYTES = 128  # it becomes part of a ZeroMQ identity, of at most 255
 
 
@@ -20,8 +20,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decode worker waits for prefill workers (ipc://PATH, or tcp://HOST:0 for a port of the system's
     choice). max_inflight_bytes: bound on posted and unfinished WRITEs to one decode worker.
     transfer_timeout_s: deadline of one WRITE. reconnect_s: how long a worker whose coordinator is
-    gone keeps dialling. max_quarantined: share of a decode worker's blocks, or of its receive slots,
-    above which it takes no more requests and asks to be started again.
+    gone keeps dialling. max_quarantined: share of a decode worker's blocks, or of its receive
+    slots, above which it takes no more requests and asks to be started again.
     """
 
     role: Literal["prefill", "decode"]
