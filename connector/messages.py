@@ -122,6 +122,8 @@ class Statistics(Message, frozen=True, kw_only=True, tag="statistics"):
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """pairs: names of the workers with which it has a ready pair."""
+
     worker: str
     incarnation: str
     role: str
@@ -129,6 +131,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     live: int
     values: dict[str, float]
     draining: bool = False
+    pairs: tuple[str, ...] = ()
 
 
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
