@@ -17,13 +17,14 @@ RECORD_NAME = "service.json"
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """endpoint: where clients connect. endpoints: all such places. http: the HTTP front's address,
-    empty without one."""
+    empty without one. workers_at: where workers dial in."""
 
     endpoint: str
     endpoints: tuple[str, ...]
     pid: int
     model: str
     http: str = ""
+    workers_at: str = ""
 
 
 def default_base() -> Path:

@@ -222,6 +222,7 @@ class CoordinatorService:
             pid=os.getpid(),
             model=self.state.model_name or self._config.model or "",
             http=self.http_address,
+            workers_at=self.worker_endpoint,
         )
         self._record = write_record(self._runtime_dir, record)
         logger.info("READY at %s", ", ".join(self.endpoints))
