@@ -139,8 +139,8 @@ class DecodeEngine:
         match self._core.reserve(ask.request):
             case Reservation() as reservation:
                 if generation not in self._receiver.closed and not self._receiver.phase(generation):
-                    prompt_tokens = len(ask.request.prompt)
-                    self._receiver.open(generation, ask.prefill, reservation, prompt_tokens)
+                    context_tokens = ask.request.context_tokens
+                    self._receiver.open(generation, ask.prefill, reservation, context_tokens)
                 self._link.send(Reserved(generation=generation, reservation=reservation))
             case Wait(reason):
                 self._link.send(MustWait(generation=generation, reason=reason))

@@ -140,7 +140,7 @@ class PrefillEngine:
             return Refuse("pair_closed", f"no open pair with decode worker {ask.decode}")
         try:
             self._connector.check_reservation(ask.decode, ask.reservation)
-            self._sender.open(generation, ask.decode, ask.reservation, len(ask.request.prompt))
+            self._sender.open(generation, ask.decode, ask.reservation, ask.request.context_tokens)
             self._core.add_prefill(ask.request)
         except (RequestError, ProtocolError) as error:
             self._sender.cancel(generation)

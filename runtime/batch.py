@@ -22,7 +22,7 @@ def build_segments(
     scratch: GatherScratch,
 ) -> Segments:
     """like: a tensor whose device and dtype the queries will have."""
-    prompts = [Segment(len(row.range), row.range.stop, row.blocks) for row in prefill]
+    prompts = [Segment(len(run), run.stop, row.blocks) for row in prefill for run in row.runs]
     decodes = [Segment(1, row.position + 1, row.blocks) for row in loops]
     return Segments(
         items=[*prompts, *decodes],

@@ -12,6 +12,7 @@ from .intake import PrefillAdmitted
 from .interfaces import Clock, Executor, SchedulerConnector, WorkerConnector
 from .kv_manager import KVManager
 from .plans import FinishedRange
+from .replay import replay_fault
 from .request import Role
 from .scheduler import Scheduler
 from .types import EngineRequest, Generation, TokenRange
@@ -35,6 +36,7 @@ class EngineCore:
         self._transfers = worker_connector
         self._clock = clock
         self._num_planes = capabilities.geometry.num_planes
+        self._model = capabilities.model
         self._scheduler = Scheduler(
             config,
             kv=KVManager(
@@ -50,13 +52,16 @@ class EngineCore:
         )
 
     def add_local(self, request: EngineRequest) -> None:
-        """Queue a request that is computed and decoded here. Raises TooLong or Overloaded."""
+        """Queue a request that is computed and decoded here. Raises TooLong or Overloaded, and
+        ProtocolError where what it says was delivered cannot have been."""
+        self._refuse_bad_replay(request)
         self._scheduler.add(request, Role.LOCAL)
 
     def add_prefill(self, request: EngineRequest) -> None:
         """P: queue a prompt that will be sent; nothing more if it is live. Raises as add_local."""
         if self._connector is None:
             raise ProtocolError("this engine has no connector to send a prompt with")
+        self._refuse_bad_replay(request)
         if request.generation not in self._scheduler.live():
             self._scheduler.add(request, Role.PREFILL)
 
@@ -64,7 +69,13 @@ class EngineCore:
         """D: blocks for prompt and output, and a receive slot. The same answer if asked again."""
         if self._connector is None:
             raise ProtocolError("this engine has no connector to receive a prompt with")
+        if (fault := replay_fault(request, self._model)) is not None:
+            return Refuse(ProtocolError.code, fault)
         return self._scheduler.reserve(request)
+
+    def _refuse_bad_replay(self, request: EngineRequest) -> None:
+        if (fault := replay_fault(request, self._model)) is not None:
+            raise ProtocolError(fault)
 
     def cancel(self, generation: Generation) -> bool:
         """Nothing more is produced for it; Released follows once. False: not live, nothing done."""

@@ -55,9 +55,9 @@ class HandoffResults:
         self._kv.end_lease(request.generation, Lease.RECEIVE)
         if request.phase is not Phase.RECEIVING:
             return
-        prompt = TokenRange(0, len(request.spec.prompt))
-        self._kv.mark_prompt_valid(request.generation, prompt)
-        self._kv.publish(request.generation, prompt.stop)
+        context = TokenRange(0, request.spec.context_tokens)
+        self._kv.mark_prompt_valid(request.generation, context)
+        self._kv.publish(request.generation, len(request.spec.prompt))
         self._book.move(request, Phase.RECEIVED)
         self._book.emit(Received(request.generation))
         self._received.append(request)

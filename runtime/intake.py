@@ -184,4 +184,4 @@ class Intake:
 
 def _all_tokens(spec: EngineRequest, role: Role) -> int:
     """Positions that a queued request may come to need: P never decodes."""
-    return len(spec.prompt) if role is Role.PREFILL else spec.capacity_tokens
+    return spec.context_tokens if role is Role.PREFILL else spec.capacity_tokens

@@ -122,20 +122,25 @@ class ModelRunner:
     def _loop(
         self, prefill: Sequence[PrefillRow], loops: Sequence[LoopRow]
     ) -> tuple[GateScore, ...]:
-        if not prefill and not loops:
+        running = [row for row in prefill if row.runs]
+        for row in prefill:
+            if not row.runs:
+                self._keep_chunk(row, self._chunk(row))
+        if not running and not loops:
             return ()
         hidden = self._storage.hidden
         slots = integers([row.slot for row in loops], hidden)
-        inputs = [self._chunk_input(row) for row in prefill]
+        inputs = [self._chunk_input(row) for row in running]
         if loops:
             inputs.append(self._kernels.gather_rows(hidden, slots))
         flat = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
-        segments = build_segments(prefill, loops, self._storage.geometry, hidden, self._scratch)
+        segments = build_segments(running, loops, self._storage.geometry, hidden, self._scratch)
         out = self._model.loop(flat, self._storage.kv, segments)
         start = 0
-        for row in prefill:
-            self._keep_chunk(row, out[start : start + len(row.range)])
-            start += len(row.range)
+        for row in running:
+            stop = start + sum(len(run) for run in row.runs)
+            self._keep_chunk(row, self._whole_chunk(row, out[start:stop]))
+            start = stop
         if not loops:
             return ()
         decoded = out[start:]
@@ -150,6 +155,20 @@ class ModelRunner:
             )
         if row.depth == 0:
             return self._model.embed(integers(row.tokens, self._storage.hidden))
+        state = self._chunk(row)
+        return (
+            state if row.active is None else self._kernels.gather_rows(state, _places(row, state))
+        )
+
+    def _whole_chunk(self, row: PrefillRow, computed: Tensor) -> Tensor:
+        """Positions that took no part keep the state of their last loop."""
+        if row.active is None:
+            return computed
+        state = self._chunk(row)
+        self._kernels.scatter_rows(state, _places(row, state), computed)
+        return state
+
+    def _chunk(self, row: PrefillRow) -> Tensor:
         state = self._chunks.get(row.generation)
         if state is None or len(state) != len(row.range):
             raise InvariantBroken(
@@ -177,3 +196,9 @@ class ModelRunner:
         sampled = sample(self._model.logits(states), rows)
         self.tokens.keep(rows, sampled.tokens)
         return sampled.told, sampled.failed
+
+
+def _places(row: PrefillRow, like: Tensor) -> Tensor:
+    """Rows of the chunk's state that take part."""
+    start = row.range.start
+    return integers([p - start for run in row.runs for p in range(run.start, run.stop)], like)

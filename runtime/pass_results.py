@@ -7,7 +7,7 @@ fails its request.
 
 from dataclasses import dataclass
 
-from .errors import PassFailed
+from .errors import PassFailed, ReplayMismatch
 from .events import PrefillFinished, TokensProduced
 from .interfaces import Clock
 from .kv_manager import KVManager, Lease
@@ -22,6 +22,7 @@ from .plans import (
     SchedulerOutput,
 )
 from .progress import Progress
+from .replay import TIE
 from .request import Phase, Request, Role
 from .request_book import RequestBook, Slots
 from .types import Generation, KVGeometry, Stamp, TokenRange
@@ -34,6 +35,7 @@ class Counters:
     prefill_tokens: int = 0  # positions, once each, not once per loop
     recurrent_loops: int = 0
     output_tokens: int = 0
+    replay_ties: int = 0  # a delivered token did not come out again, by less than rounding
     dropped_results: int = 0
 
 
@@ -191,6 +193,9 @@ class PassResults:
         if request.receive_slot is not None:
             self._slots.end_receive(request.generation)
             request.receive_slot = None
+        if row.expected is not None:
+            self._on_replayed(request, row.expected, sampled)
+            return
         if row.output_index:
             self._on_exit(request, row, finalized)
         request.outputs.append(sampled.token)
@@ -209,6 +214,19 @@ class PassResults:
         if finish is not None:
             request.completed = True
             self._book.let_go(request)
+
+    def _on_replayed(self, request: Request, expected: int, sampled: SampledToken) -> None:
+        """The client has this output already: it must come out again, and is not told."""
+        if sampled.token == expected:
+            return
+        if sampled.gap is not None and sampled.gap < TIE:
+            self._counters.replay_ties += 1
+            return
+        message = (
+            f"output {sampled.output_index} was delivered as token {expected}, and its replay on "
+            f"this worker gives {sampled.token}"
+        )
+        self._book.fail(request, ReplayMismatch.code, message)
 
     def _on_exit(self, request: Request, row: CodaRow, finalized: bool) -> None:
         """The position that the token ran at stands in every plane that a later token reads."""

@@ -16,6 +16,7 @@ from .plans import (
     SchedulerOutput,
 )
 from .preemption import Urgency
+from .replay import active_runs, ended_positions
 from .request import Chunk, Request
 from .types import Generation, KVGeometry
 
@@ -52,17 +53,40 @@ def _turn(request: Request) -> tuple[bool, Urgency]:
 
 
 def _prefill_row(request: Request, chunk: Chunk, kv: KVManager, geometry: KVGeometry) -> PrefillRow:
-    span = chunk.range
-    last_loop = chunk.depth == geometry.num_depths - 1
+    span, num_loops = chunk.range, geometry.num_depths
+    if geometry.layout == "shared":
+        num_loops = request.spec.context_loops(span.start, num_loops)
+    last_loop = chunk.depth == num_loops - 1
     return PrefillRow(
         generation=request.generation,
         slot=_slot(request),
         depth=chunk.depth,
         range=span,
-        tokens=request.spec.prompt[span.start : span.stop] if chunk.depth == 0 else (),
+        tokens=request.context[span.start : span.stop] if chunk.depth == 0 else (),
         blocks=kv.plane_row(request.generation, chunk.depth, span.stop),
         last_loop=last_loop,
-        keep_hidden=last_loop and span.stop == len(request.spec.prompt),
+        keep_hidden=last_loop and span.stop == len(request.context),
+        active=active_runs(request.spec, span, chunk.depth, geometry.num_depths),
+    )
+
+
+def replayed_rows(
+    prompts: Iterable[PrefillRow],
+    requests: Iterable[Request],
+    kv: KVManager,
+    geometry: KVGeometry,
+) -> tuple[FinalizeRow, ...]:
+    """Fill the deeper planes of replayed positions whose last loop was the one before."""
+    if geometry.layout == "shared":
+        return ()
+    specs = {request.generation: request.spec for request in requests if request.spec.delivered}
+    return tuple(
+        _finalize_row(row.generation, position, row.depth, kv, geometry)
+        for row in prompts
+        if row.generation in specs
+        for position in ended_positions(
+            specs[row.generation], row.range, row.depth, geometry.num_depths
+        )
     )
 
 
@@ -110,11 +134,17 @@ def coda_rows(
             hidden_slot=_slot(request) if request.receive_slot is None else request.receive_slot,
             output_index=request.next_output,
             sampling=request.spec.sampling,
-            keep_slot=(_slot(request) if keep_tokens and not request.next_output_is_last else None),
-            exit_depth=request.loops if request.next_output else num_loops,
+            keep_slot=_slot(request) if keep_tokens and _is_read_later(request) else None,
+            exit_depth=request.exit_depth(num_loops),
+            expected=request.expected,
         )
         for request in requests
     )
+
+
+def _is_read_later(request: Request) -> bool:
+    """A PRELUDE follows, and its token is not known here before."""
+    return request.expected is None and not request.next_output_is_last
 
 
 def finalize_rows(
@@ -123,25 +153,26 @@ def finalize_rows(
     """Fill the deeper planes of positions whose token exited early, before anything reads them."""
     rows: list[FinalizeRow] = []
     for request in requests:
-        exit_depth = request.loops
-        if not request.next_output or request.next_output_is_last:
+        if request.leaves_prefill or request.next_output_is_last:
             continue
-        if exit_depth >= geometry.num_planes:
-            continue
-        generation = request.generation
-        column, offset = divmod(request.position, geometry.block_size)
-        rows.append(
-            FinalizeRow(
-                generation=generation,
-                offset=offset,
-                source=kv.block(generation, exit_depth - 1, column),
-                targets=tuple(
-                    kv.block(generation, depth, column)
-                    for depth in range(exit_depth, geometry.num_planes)
-                ),
-            )
-        )
+        if request.loops < geometry.num_planes:
+            generation, position = request.generation, request.position
+            rows.append(_finalize_row(generation, position, request.loops, kv, geometry))
     return tuple(rows)
+
+
+def _finalize_row(
+    generation: Generation, position: int, exit_depth: int, kv: KVManager, geometry: KVGeometry
+) -> FinalizeRow:
+    column, offset = divmod(position, geometry.block_size)
+    return FinalizeRow(
+        generation=generation,
+        offset=offset,
+        source=kv.block(generation, exit_depth - 1, column),
+        targets=tuple(
+            kv.block(generation, depth, column) for depth in range(exit_depth, geometry.num_planes)
+        ),
+    )
 
 
 def generations(plan: SchedulerOutput) -> list[Generation]:

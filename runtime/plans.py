@@ -26,6 +26,8 @@ class PrefillRow(msgspec.Struct, frozen=True, gc=False):
     between loops). blocks: the depth plane's block row, covering positions 0..range.stop-1.
     keep_hidden: the chunk holds the last prompt token and this is the last loop, so that token's
     hidden state goes to hidden[slot].
+    active: the runs of positions that take part, or None for all. The others are replayed tokens
+    that ended at an earlier loop: their hidden states stay as they are.
     """
 
     generation: Generation
@@ -36,6 +38,12 @@ class PrefillRow(msgspec.Struct, frozen=True, gc=False):
     blocks: tuple[int, ...]
     last_loop: bool
     keep_hidden: bool
+    active: tuple[TokenRange, ...] | None = None
+
+    @property
+    def runs(self) -> tuple[TokenRange, ...]:
+        """What is computed."""
+        return (self.range,) if self.active is None else self.active
 
 
 class PreludeRow(msgspec.Struct, frozen=True, gc=False):
@@ -83,7 +91,8 @@ class CodaRow(msgspec.Struct, frozen=True, gc=False):
     """LM head over hidden[hidden_slot], then sample output `output_index`.
 
     keep_slot: the sampled token also stays on the device for this slot's next PRELUDE. exit_depth:
-    loops that the token ran, told with the output.
+    loops that the token ran, told with the output. expected: the token that an earlier attempt
+    delivered as this output, which must come out again.
     """
 
     generation: Generation
@@ -92,6 +101,7 @@ class CodaRow(msgspec.Struct, frozen=True, gc=False):
     sampling: SamplingParams
     keep_slot: int | None = None
     exit_depth: int = 0
+    expected: int | None = None
 
 
 class VerifyRow(msgspec.Struct, frozen=True, gc=False):
@@ -128,10 +138,14 @@ class GateScore(msgspec.Struct, frozen=True, gc=False):
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
+    """gap: how near the row's expected token was, where another one came out: its logit's distance
+    from the largest, or the draw's distance from its share."""
+
     generation: Generation
     output_index: int
     token: int
     logprobs: TokenLogprobs | None
+    gap: float | None = None
 
 
 class Verified(msgspec.Struct, frozen=True, gc=False):

@@ -88,14 +88,18 @@ class Request:
     next_output: int = 0  # what the work to be submitted next leads to
     loops: int = 0  # of the token that leads to next_output
     policy: ExitPolicy = field(init=False)
+    context: tuple[int, ...] = field(init=False)  # what is prefilled
     # Applied.
-    outputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)  # delivered ones of earlier attempts too
     stamps: list[Stamp] = field(default_factory=list)
     prefill_tokens: int = 0
     recurrent_loops: int = 0
 
     def __post_init__(self) -> None:
         self.policy = exit_policy_for(self.spec.exit)
+        self.context = self.spec.context
+        self.next_output = self.spec.first_output
+        self.outputs = list(self.spec.delivered)
 
     @property
     def generation(self) -> Generation:
@@ -109,6 +113,23 @@ class Request:
     def position(self) -> int:
         """Where the token that leads to next_output enters KV while it loops."""
         return len(self.spec.prompt) + self.next_output - 1
+
+    @property
+    def leaves_prefill(self) -> bool:
+        """Whether the work to be submitted next is the CODA of what was prefilled or received."""
+        return self.next_output == self.spec.first_output
+
+    @property
+    def expected(self) -> int | None:
+        """The token that the next CODA must give, where an earlier attempt has delivered it."""
+        delivered = self.spec.delivered
+        return delivered[-1] if delivered and self.leaves_prefill else None
+
+    def exit_depth(self, num_loops: int) -> int:
+        """Loops that the token ran which leads to next_output; a whole prompt runs all."""
+        if not self.leaves_prefill:
+            return self.loops
+        return self.spec.delivered_depths[-1] if self.spec.delivered else num_loops
 
     @property
     def over(self) -> bool:
@@ -129,7 +150,7 @@ class Request:
         """The chunk under way, or the next one. Its bounds depend on nobody else's work."""
         if self.chunk is not None:
             return self.chunk
-        stop = min(self.prompt_submitted + chunk_tokens, len(self.spec.prompt))
+        stop = min(self.prompt_submitted + chunk_tokens, len(self.context))
         return Chunk(TokenRange(self.prompt_submitted, stop), 0)
 
     def finish_reason(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:

@@ -64,8 +64,8 @@ class Room:
         Without bytes to set aside a request gets everything at once, and never asks again.
         """
         if role is Role.PREFILL:
-            return len(spec.prompt), 0
-        whole, first = spec.capacity_tokens, len(spec.prompt) + 1
+            return spec.context_tokens, 0
+        whole, first = spec.capacity_tokens, spec.context_tokens + 1
         if not self._incremental or first >= whole:
             return whole, 0
         need = self._largest_snapshot(spec)
@@ -85,7 +85,7 @@ class Room:
     def _largest_snapshot(self, spec: EngineRequest) -> int:
         geometry = self._geometry
         blocks = geometry.blocks(spec.capacity_tokens) * geometry.block_bytes
-        chunk = min(self._chunk_tokens, len(spec.prompt)) * geometry.hidden_bytes
+        chunk = min(self._chunk_tokens, spec.context_tokens) * geometry.hidden_bytes
         return blocks + geometry.hidden_bytes + chunk + STATE_BYTES
 
     # Growing.

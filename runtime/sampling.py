@@ -4,15 +4,18 @@ Pure: a choice depends on one row's logits, its parameters and its output index 
 are laid out in vocabulary order for the draw, so that rounding in a sort cannot change the outcome.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .plans import CodaRow, RowFailure, SampledToken
+from .replay import TIE
 from .rng import Purpose, uniform
 from .types import SamplingParams, TokenLogprobs
 
@@ -46,6 +49,9 @@ def sample(logits: Tensor, rows: Sequence[CodaRow]) -> Sampled:
             tokens[index] = told[-1].token
         elif finite[index]:
             told.append(SampledToken(row.generation, row.output_index, tokens[index], None))
+        if finite[index] and row.expected is not None and row.expected != tokens[index]:
+            gap = gap_of(logits[index].cpu().numpy().astype(np.float64), row, row.expected)
+            told[-1] = msgspec.structs.replace(told[-1], gap=gap)
     failed = tuple(
         RowFailure(row.generation, NOT_FINITE)
         for row, good in zip(rows, finite, strict=True)
@@ -71,6 +77,33 @@ def choose(logits: Floats, params: SamplingParams, output_index: int) -> int:
     point = uniform(params.seed or 0, Purpose.SAMPLE, output_index) * cumulative[-1]
     chosen = int(np.searchsorted(cumulative, point, side="right"))
     return int(tokens[min(chosen, len(tokens) - 1)])
+
+
+def gap_of(logits: Floats, row: CodaRow, token: int) -> float:
+    """How far `token` was from being chosen: its logit from the largest, or the draw from its share
+    of the distribution, where rounding may lift it over a filter or move the edge of the nucleus.
+    """
+    params = row.sampling
+    if params.temperature == 0:
+        return float(logits.max() - logits[token])
+    lifted = logits.copy()
+    lifted[token] += TIE
+    edges = {params.top_p}
+    if params.top_p < 1.0:
+        edges |= {max(0.0, params.top_p - TIE), min(1.0, params.top_p + TIE)}
+    nearby = (msgspec.structs.replace(params, top_p=edge) for edge in edges)
+    return min(_distance(lifted, near, row.output_index, token) for near in nearby)
+
+
+def _distance(logits: Floats, params: SamplingParams, output_index: int, token: int) -> float:
+    tokens, weights = distribution(logits, params)
+    place = int(np.searchsorted(tokens, token))
+    if place == len(tokens) or tokens[place] != token:
+        return math.inf
+    cumulative = np.cumsum(weights) / weights.sum()
+    point = uniform(params.seed or 0, Purpose.SAMPLE, output_index)
+    low = float(cumulative[place - 1]) if place else 0.0
+    return max(low - point, point - float(cumulative[place]), 0.0)
 
 
 def distribution(logits: Floats, params: SamplingParams) -> tuple[Ints, Floats]:

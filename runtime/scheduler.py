@@ -26,8 +26,16 @@ from .passes import (
     loop_rows,
     prefill_rows,
     prelude_rows,
+    replayed_rows,
 )
-from .plans import FinishedRange, ModelRunnerOutput, PrefillRow, SchedulerOutput, Stage
+from .plans import (
+    FinalizeRow,
+    FinishedRange,
+    ModelRunnerOutput,
+    PrefillRow,
+    SchedulerOutput,
+    Stage,
+)
 from .progress import Progress
 from .request import Phase, Role
 from .request_book import RequestBook, Slots
@@ -147,14 +155,19 @@ class Scheduler:
         sequence, kv, geometry = self._sequence, self._kv, self._geometry
         match stage:
             case Stage.PREFILL:
-                return SchedulerOutput(sequence=sequence, stage=stage, prefill=self._prompts(ready))
+                ended, prefill = self._prompts(ready)
+                return SchedulerOutput(
+                    sequence=sequence, stage=stage, finalize=ended, prefill=prefill
+                )
             case Stage.PRELUDE:
                 rows = prelude_rows(ready[Phase.NEEDS_PRELUDE])
                 return SchedulerOutput(sequence=sequence, stage=stage, prelude=rows)
             case Stage.RECURRENT:
                 loops = loop_rows(ready[Phase.NEEDS_LOOP], kv)
-                prefill = self._prompts(ready) if self._turns.mixes(ready) else ()
-                return SchedulerOutput(sequence=sequence, stage=stage, loops=loops, prefill=prefill)
+                ended, prefill = self._prompts(ready) if self._turns.mixes(ready) else ((), ())
+                return SchedulerOutput(
+                    sequence=sequence, stage=stage, finalize=ended, loops=loops, prefill=prefill
+                )
             case Stage.CODA:
                 exited = ready[Phase.NEEDS_CODA]
                 ahead = self._config.max_in_flight > 1
@@ -169,11 +182,12 @@ class Scheduler:
             case _:
                 assert_never(stage)
 
-    def _prompts(self, ready: Ready) -> tuple[PrefillRow, ...]:
+    def _prompts(self, ready: Ready) -> tuple[tuple[FinalizeRow, ...], tuple[PrefillRow, ...]]:
         size, prompts = self._config.chunk_tokens, ready[Phase.PREFILLING]
         for request in prompts:
             request.passed_over += 1  # set to 0 again for those that take part
-        return prefill_rows(prompts, self._kv, self._geometry, chunk_tokens=size)
+        rows = prefill_rows(prompts, self._kv, self._geometry, chunk_tokens=size)
+        return replayed_rows(rows, prompts, self._kv, self._geometry), rows
 
     # What came out.
 
