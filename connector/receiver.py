@@ -2,70 +2,30 @@
 
 Pure: events in; messages and handoff events out. Never touches NIXL, sockets or tensors. A request
 is received only on complete evidence: commit known, every sequence notified, ranges cover exactly
-what was reserved, the allocation is the current one. Blocks of an unfinished receive come back only
-when the writer is known to have ended; else they are quarantined, never reused.
+what was reserved, the allocation is the current one. Memory of an unfinished receive comes back
+only when the writer is known to have ended or is fenced; until then it is quarantined.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from ..runtime.errors import ProtocolError
 from ..runtime.events import Reservation
-from ..runtime.interfaces import Clock, HandoffEvent, Quarantined, ReceiveComplete, ReceiveEnded
+from ..runtime.interfaces import (
+    Clock,
+    HandoffEvent,
+    Quarantined,
+    QuarantineEnded,
+    ReceiveComplete,
+    ReceiveEnded,
+)
 from ..runtime.plans import Arrival, FinishedRange, SendOrder, TransferFeedback
 from ..runtime.types import BlockTables, Generation, KVGeometry, Stamp, TokenRange
 from .handoff import ClosedGenerations, coverage_fault
 from .messages import Ack, Chunk, Commit, DecodeToPrefill, Stop, WriterEnded
+from .receive_record import Phase, ReceiveRecord
 
 REPEAT_S = 0.5  # an unanswered Stop is sent again after this
-SETTLE_S = 10.0  # a writer that ended, and still something it posted has not arrived: give up then
-
-
-class Phase(Enum):
-    RECEIVING = auto()
-    STOPPING = auto()  # will not complete; waits for proof that the writer has ended
-    RECEIVED = auto()
-    ENDED = auto()  # nothing arrives any more and nothing was activated
-    QUARANTINED = auto()  # no proof will come in this process's life
-
-
-MOVES = {
-    Phase.RECEIVING: {Phase.RECEIVED, Phase.STOPPING, Phase.ENDED, Phase.QUARANTINED},
-    Phase.STOPPING: {Phase.ENDED, Phase.QUARANTINED},
-    Phase.RECEIVED: set(),
-    Phase.ENDED: set(),
-    Phase.QUARANTINED: set(),
-}
-
-
-@dataclass
-class ReceiveRecord:
-    generation: Generation
-    peer: str
-    allocation: int
-    missing: TokenRange  # positions that D lacks and P must send
-    phase: Phase = Phase.RECEIVING
-    arrived: dict[int, float] = field(default_factory=dict)  # sequence -> when
-    commit: Commit | None = None
-    writer_posted: int | None = None  # fact: the writer ended after this many sequences
-    writer_ended_s: float = 0.0
-    told_at_s: float = 0.0
-    stamps: list[Stamp] = field(default_factory=list)
-
-    def move(self, to: Phase) -> None:
-        if to not in MOVES[self.phase]:
-            raise ProtocolError(f"generation {self.generation}: {self.phase.name} -> {to.name}")
-        self.phase = to
-
-    def all_arrived(self, sequences: int) -> bool:
-        return all(sequence in self.arrived for sequence in range(sequences))
-
-    def writer_done(self) -> bool:
-        """Whether P is known to write no more into this reservation."""
-        if self.writer_posted is not None:
-            return self.all_arrived(self.writer_posted)
-        return self.commit is not None and self.all_arrived(len(self.commit.chunks))
+SETTLE_S = 10.0  # for so long a request that is over waits for the proof that its writer has ended
 
 
 class Receiver:
@@ -82,6 +42,8 @@ class Receiver:
         self._stamps: dict[Generation, tuple[Stamp, ...]] = {}
         self.closed: ClosedGenerations[Phase] = ClosedGenerations()
         self.late = 0  # messages and notifications about generations that are not live here
+        self.refused = 0  # messages and notifications that no honest peer sends
+        self._quarantines = 0  # over all time
 
     def open(
         self, generation: Generation, peer: str, reservation: Reservation, prompt_tokens: int
@@ -89,11 +51,13 @@ class Receiver:
         """Blocks were reserved: `peer` may write them from now on."""
         if generation in self._records or generation in self.closed:
             raise ProtocolError(f"generation {generation} was opened before")
+        missing = TokenRange(reservation.cached_tokens, prompt_tokens)
         record = ReceiveRecord(
             generation,
             peer,
             reservation.allocation,
-            TokenRange(reservation.cached_tokens, prompt_tokens),
+            missing,
+            max_chunks=self._geometry.num_planes * len(missing) + 1,
         )
         self._records[generation] = record
         self._stamp(record, "reserved")
@@ -113,6 +77,9 @@ class Receiver:
             self._answer_closed(peer, commit.generation)
         elif commit.allocation != record.allocation:
             self._fail(record, f"commit names allocation {commit.allocation}")
+        elif len(commit.chunks) > record.max_chunks or len(commit.stamps) > record.max_stamps:
+            self.refused += 1
+            self._fail(record, "commit has more chunks or stamps than there can be")
         elif record.commit is None:
             fault = coverage_fault(commit.chunks, self._geometry.num_planes, record.missing)
             record.commit = commit
@@ -124,51 +91,77 @@ class Receiver:
         record = self._live(peer, ended.generation)
         if record is None:
             self.late += 1
-            return
-        if record.writer_posted is None:
-            record.writer_ended_s = self._clock.now_s()
-        record.writer_posted = ended.posted
-        if record.phase is Phase.RECEIVING and not record.commit:
-            self._fail(record, "the prefill worker stopped before it had sent everything")
-        self._advance(record)
+        elif not len(record.arrived) <= ended.posted <= record.max_chunks:
+            self.refused += 1
+        elif record.writer_posted is None:
+            record.writer_posted = ended.posted
+            if record.commit is None:
+                self._fail(record, "the prefill worker stopped before it had sent everything")
+            self._advance(record)
 
     def cancel(self, generation: Generation, *, writer_never_started: bool) -> None:
-        """The request is not wanted any more. Its blocks come back when the writer has ended."""
+        """The request is not wanted any more. Its memory comes back when the writer has ended."""
         record = self._records.get(generation)
         if record is None:
             return
         if writer_never_started:
-            self._close(record, Phase.ENDED, ReceiveEnded(generation))
+            self._end(record)
             return
         self._stop(record)
         self._advance(record)
 
     def on_peer_gone(self, peer: str) -> None:
-        """That prefill incarnation is dead. What is complete stays; the rest is withdrawn, because
-        bytes of a dead writer may still be on their way."""
-        for record in [r for r in self._records.values() if r.peer == peer]:
+        """That prefill incarnation is not listed any more, and the agent that faced it destroyed.
+        What is complete stays; the rest is withdrawn until the writer is known to be dead too."""
+        for record in self._from(peer):
+            record.agent_destroyed = True
             self._advance(record)
-            if record.phase in (Phase.RECEIVING, Phase.STOPPING):
-                if record.phase is Phase.RECEIVING:
-                    reason = f"prefill worker {peer} died before everything had arrived"
-                    self._failures.append((record.generation, reason))
-                self._close(record, Phase.QUARANTINED, Quarantined(record.generation))
+            self._fail(record, f"prefill worker {peer} died before everything had arrived")
+            self._advance(record)
+            if record.phase is Phase.STOPPING:
+                self._quarantine(record)
+
+    def on_peer_back(self, peer: str) -> None:
+        """It is listed again, after a coordinator that did not know it: it can be asked again, and
+        another agent may face it."""
+        for record in self._from(peer):
+            record.agent_destroyed = False
+
+    def on_writer_dead(self, peer: str) -> None:
+        """The process of that prefill incarnation is reaped: it posts nothing any more. Bytes of it
+        may still wait where the agent that faced it would read them."""
+        for record in self._from(peer):
+            record.writer_dead = True
+            self._advance(record)
 
     def tick(self) -> None:
-        """Repeat what was not answered; withdraw what will never be proved."""
+        """Repeat what was not answered; let requests go that wait for proof too long."""
         now = self._clock.now_s()
         for record in list(self._records.values()):
-            if record.phase is not Phase.STOPPING:
+            if record.phase is Phase.RECEIVING:
                 continue
-            if record.writer_posted is None:
-                if now - record.told_at_s >= REPEAT_S:
-                    self._send_stop(record)
-            elif now - record.writer_ended_s >= SETTLE_S:
-                self._close(record, Phase.QUARANTINED, Quarantined(record.generation))
+            if record.phase is Phase.STOPPING and now - record.stopped_at_s >= SETTLE_S:
+                self._quarantine(record)
+            if record.writer_posted is None and now - record.told_at_s >= REPEAT_S:
+                self._send_stop(record)
 
     def expecting(self) -> bool:
         """Whether notifications may still come."""
-        return bool(self._records)
+        return any(not record.agent_destroyed for record in self._records.values())
+
+    def quarantined_from(self) -> tuple[str, ...]:
+        """Incarnations that could still write what is withdrawn."""
+        withdrawn = [r for r in self._records.values() if r.phase is Phase.QUARANTINED]
+        return tuple(sorted({record.peer for record in withdrawn}))
+
+    def statistics(self) -> dict[str, float]:
+        withdrawn = sum(r.phase is Phase.QUARANTINED for r in self._records.values())
+        return {
+            "late_messages": self.late,
+            "refused_messages": self.refused,
+            "quarantines": self._quarantines,
+            "quarantines_live": withdrawn,
+        }
 
     def on_prefill_admitted(
         self, generation: Generation, tables: BlockTables, hidden_slot: int
@@ -203,45 +196,51 @@ class Receiver:
         record = self._records.get(generation)
         return record.phase if record else None
 
+    def _from(self, peer: str) -> list[ReceiveRecord]:
+        return [record for record in self._records.values() if record.peer == peer]
+
     def _live(self, peer: str, generation: Generation) -> ReceiveRecord | None:
         record = self._records.get(generation)
         return record if record is not None and record.peer == peer else None
 
     def _on_arrival(self, arrival: Arrival) -> None:
-        record = self._records.get(arrival.generation)
+        record = self._live(arrival.source, arrival.generation)
         if record is None or arrival.allocation != record.allocation:
             self.late += 1
-            return
-        record.arrived.setdefault(arrival.sequence, arrival.at_s)
-        self._advance(record)
+        elif not 0 <= arrival.sequence < record.max_chunks:
+            self.refused += 1
+        else:
+            record.arrived.setdefault(arrival.sequence, arrival.at_s)
+            self._advance(record)
 
     def _answer_closed(self, peer: str, generation: Generation) -> None:
         self.late += 1
+        if generation in self._records:  # another peer's
+            return
         if self.closed.outcome(generation) is Phase.RECEIVED:
             self._messages.append((peer, Ack(generation=generation)))
         else:
             self._messages.append((peer, Stop(generation=generation)))
 
     def _advance(self, record: ReceiveRecord) -> None:
-        """Move on if the evidence allows it."""
-        if not record.writer_done():
-            return
+        """Move on as far as the evidence allows."""
         if record.phase is Phase.RECEIVING and record.commit is not None:
-            self._receive(record, record.commit)
-        elif record.phase is Phase.STOPPING:
-            self._close(record, Phase.ENDED, ReceiveEnded(record.generation))
+            if record.complete():
+                self._receive(record, record.commit)
+            elif record.writer_done():
+                self._fail(record, "the prefill worker ended before everything had arrived")
+        if record.phase in (Phase.STOPPING, Phase.QUARANTINED) and record.writer_done():
+            self._end(record)
 
     def _receive(self, record: ReceiveRecord, commit: Commit) -> None:
-        if not record.all_arrived(len(commit.chunks)):
-            self._fail(record, "the prefill worker ended before everything had arrived")
-            return
         record.stamps.extend(commit.stamps)
         for chunk in commit.chunks:
             name = "hidden_arrived" if chunk.depth is None else "arrived"
             self._stamp(record, name, chunk.depth, record.arrived[chunk.sequence])
         self._stamp(record, "received")
         self._messages.append((record.peer, Ack(generation=record.generation)))
-        self._close(record, Phase.RECEIVED, ReceiveComplete(record.generation))
+        self._close(record, Phase.RECEIVED)
+        self._let_go(record, ReceiveComplete(record.generation))
 
     def _fail(self, record: ReceiveRecord, reason: str) -> None:
         if record.phase is Phase.RECEIVING:
@@ -251,17 +250,37 @@ class Receiver:
     def _stop(self, record: ReceiveRecord) -> None:
         if record.phase is Phase.RECEIVING:
             record.move(Phase.STOPPING)
+            record.stopped_at_s = self._clock.now_s()
             if not record.writer_done():
                 self._send_stop(record)
 
     def _send_stop(self, record: ReceiveRecord) -> None:
-        record.told_at_s = self._clock.now_s()
-        self._messages.append((record.peer, Stop(generation=record.generation)))
+        if not record.agent_destroyed:
+            record.told_at_s = self._clock.now_s()
+            self._messages.append((record.peer, Stop(generation=record.generation)))
 
-    def _close(self, record: ReceiveRecord, phase: Phase, event: HandoffEvent) -> None:
+    def _quarantine(self, record: ReceiveRecord) -> None:
+        """The request does not wait any longer; its memory does, and so does the record."""
+        record.move(Phase.QUARANTINED)
+        self._quarantines += 1
+        self.closed.close(record.generation, Phase.QUARANTINED)
+        self._let_go(record, Quarantined(record.generation))
+
+    def _end(self, record: ReceiveRecord) -> None:
+        withdrawn = record.phase is Phase.QUARANTINED
+        self._close(record, Phase.ENDED)
+        if withdrawn:
+            self._events.append(QuarantineEnded(record.generation))
+        else:
+            self._let_go(record, ReceiveEnded(record.generation))
+
+    def _close(self, record: ReceiveRecord, phase: Phase) -> None:
         record.move(phase)
         del self._records[record.generation]
         self.closed.close(record.generation, phase)
+
+    def _let_go(self, record: ReceiveRecord, event: HandoffEvent) -> None:
+        """The request hears its end; from here on only memory is at stake."""
         self._stamps[record.generation] = tuple(record.stamps)
         self._events.append(event)
 

@@ -163,6 +163,13 @@ class WorkerConnector:
                 self._notifications_malformed += 1
                 continue
             self._notifications_received += 1
-            at_s = self._clock.wall_s()
-            arrived.append(Arrival(notice.generation, notice.allocation, notice.sequence, at_s))
+            arrived.append(
+                Arrival(
+                    notice.generation,
+                    notice.allocation,
+                    notice.sequence,
+                    self._clock.wall_s(),
+                    told.source,
+                )
+            )
         return tuple(arrived)

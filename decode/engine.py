@@ -30,7 +30,8 @@ from ..connector.messages import (
     WriterEnded,
 )
 from ..connector.process import WorkerParts
-from ..connector.receiver import Phase, Receiver
+from ..connector.receive_record import Phase
+from ..connector.receiver import Receiver
 from ..runtime.events import (
     Activated,
     EngineEvent,
@@ -89,7 +90,7 @@ class DecodeEngine:
             **self._connector.statistics(),
             "pairs": self._pairs.count(),
             "unconfirmed": len(self._outputs),
-            "late_messages": self._receiver.late,
+            **self._receiver.statistics(),
             "strangers": self._pairs.strangers,
             "malformed_frames": self._link.malformed + self._pairs.malformed,
             "wrong_role_messages": self._wrong_role,
@@ -112,6 +113,8 @@ class DecodeEngine:
                     self._receiver.on_peer_gone(gone)
             case HeartbeatAnswer():
                 self._receiver.closed.forget_below(message.oldest_live)
+                for dead in message.dead:
+                    self._receiver.on_writer_dead(dead)
             case Prefill():
                 self._wrong_role += 1
             case _:
@@ -152,8 +155,8 @@ class DecodeEngine:
         generation = ask.generation
         self._outputs.forget(generation)
         self._new_rows = [row for row in self._new_rows if row.generation != generation]
+        self._receiver.cancel(generation, writer_never_started=ask.writer_never_started)
         if generation in self._core.live():
-            self._receiver.cancel(generation, writer_never_started=ask.writer_never_started)
             self._core.cancel(generation)
             return
         self._core.cancel(generation)  # it may wait for a reservation

@@ -23,7 +23,6 @@ FORGET_S = 10.0  # a waiting reservation that is not asked for again is not want
 class _Entry:
     urgency: Urgency
     generation: Generation = field(compare=False)
-    num_blocks: int = field(compare=False)  # all that it can ever need
     bypassed: int = field(default=0, compare=False)
     asked_s: float = field(default=0.0, compare=False)
 
@@ -76,16 +75,12 @@ class WaitingQueue:
         """How often a request was passed by one behind it, over all time."""
         return self._line.bypasses
 
-    def add(self, generation: Generation, urgency: Urgency, num_blocks: int) -> None:
-        """urgency: of nobody else. num_blocks: all that it can ever need."""
-        self._line.add(_Entry(urgency, generation, num_blocks))
+    def add(self, generation: Generation, urgency: Urgency) -> None:
+        """urgency: of nobody else."""
+        self._line.add(_Entry(urgency, generation))
 
     def remove(self, generation: Generation) -> None:
         self._line.remove(generation)
-
-    def larger_than(self, num_blocks: int) -> list[Generation]:
-        """Entries that can never be admitted once only `num_blocks` blocks are left to hope for."""
-        return [entry.generation for entry in self._line.entries if entry.num_blocks > num_blocks]
 
     def next_to_admit(
         self, fits: Callable[[Generation], bool], before: Urgency | None = None
@@ -130,7 +125,7 @@ class ReservationLine:
     def wait(self, generation: Generation, urgency: Urgency, now_s: float) -> None:
         """It was told to wait, perhaps not for the first time."""
         if (entry := self._line.get(generation)) is None:
-            entry = _Entry(urgency, generation, 0)
+            entry = _Entry(urgency, generation)
             self._line.add(entry)
         entry.asked_s = now_s
 

@@ -78,15 +78,8 @@ class BlockPool:
         grant.rows = [own[plane :: self._planes] for plane in range(self._planes)]
         self.epoch += 1
 
-    def withdraw_pages(self, grant: Grant) -> int:
-        """Its pages stay referenced for ever; how many blocks that takes out of use."""
-        fresh = [page for page in grant.shared_pages() if not page.withdrawn]
-        for page in fresh:
-            page.withdrawn = True
-        return len(fresh) * self._planes
-
     def put_back(self, blocks: list[int]) -> None:
-        self._free.extend(blocks)
+        self._set_free(blocks)
         self.epoch += 1
 
     def take_back(self, grant: Grant) -> None:

@@ -10,11 +10,20 @@ from typing import assert_never
 
 from .errors import TransferFailed
 from .events import Received
-from .interfaces import HandoffEvent, Quarantined, ReceiveComplete, ReceiveEnded, SendEnded
+from .interfaces import (
+    HandoffEvent,
+    Quarantined,
+    QuarantineEnded,
+    ReceiveComplete,
+    ReceiveEnded,
+    SendEnded,
+)
 from .kv_manager import KVManager, Lease
 from .request import Phase, Request
 from .request_book import RequestBook
 from .types import TokenRange
+
+_OfRequest = ReceiveComplete | ReceiveEnded | SendEnded | Quarantined
 
 
 class HandoffResults:
@@ -29,11 +38,15 @@ class HandoffResults:
         return self._late
 
     def apply(self, event: HandoffEvent) -> None:
-        request = self._book.get(event.generation)
-        held = self._kv.leases(event.generation) & {Lease.RECEIVE, Lease.SEND}
-        if request is None or not held & _ENDS[type(event)]:
+        if _ENDS[type(event)] not in self._kv.leases(event.generation):
             self._late += 1
-            return
+        elif isinstance(event, QuarantineEnded):  # its request ended when it was withdrawn
+            self._kv.end_quarantine(event.generation)
+            self._book.end_withdrawn(event.generation)
+        elif (request := self._book.get(event.generation)) is not None:
+            self._move_on(request, event)
+
+    def _move_on(self, request: Request, event: _OfRequest) -> None:
         match event:
             case ReceiveComplete():
                 self._on_receive_complete(request)
@@ -45,8 +58,8 @@ class HandoffResults:
                 self._on_send_ended(request, event.error)
             case Quarantined():
                 request.withdrawn = True
-                self._kv.quarantine(request.generation, *held)
-                self._fail(request, "a peer may still touch its memory, which is withdrawn")
+                self._kv.quarantine(request.generation)
+                self._fail(request, "a peer may still write into its memory, which is withdrawn")
             case _:
                 assert_never(event)
         self._book.settle(request)
@@ -72,9 +85,10 @@ class HandoffResults:
         self._book.fail(request, TransferFailed.code, message)
 
 
-_ENDS: dict[type[HandoffEvent], frozenset[Lease]] = {
-    ReceiveComplete: frozenset({Lease.RECEIVE}),
-    ReceiveEnded: frozenset({Lease.RECEIVE}),
-    SendEnded: frozenset({Lease.SEND}),
-    Quarantined: frozenset({Lease.RECEIVE, Lease.SEND}),
+_ENDS: dict[type[HandoffEvent], Lease] = {
+    ReceiveComplete: Lease.RECEIVE,
+    ReceiveEnded: Lease.RECEIVE,
+    SendEnded: Lease.SEND,
+    Quarantined: Lease.RECEIVE,
+    QuarantineEnded: Lease.QUARANTINE,
 }

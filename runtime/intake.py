@@ -70,7 +70,7 @@ class Intake:
         self._arrivals += 1
         request = Request(spec, role, Phase.WAITING, arrival=self._arrivals)
         self._book.open(request)
-        self._waiting.add(spec.generation, request.urgency, self._kv.blocks_for(tokens))
+        self._waiting.add(spec.generation, request.urgency)
         self._blocked_at = None
 
     def reserve(self, spec: EngineRequest) -> Reservation | Wait | Refuse:
@@ -157,28 +157,12 @@ class Intake:
                 self._book.emit(Activated(request.generation, *counts))
             self.received.remove(request)
 
-    def fail_hopeless(self) -> None:
-        """Blocks were withdrawn: whoever needs more than what is left would wait for ever."""
-        usable = self._kv.usable_blocks()
-        hopeless = self._waiting.larger_than(usable)
-        hopeless += [
-            request.generation
-            for request in self._book.live()
-            if request.funded and self._kv.blocks_for(request.spec.capacity_tokens) > usable
-        ]
-        for generation in hopeless:
-            self._waiting.remove(generation)
-            request = self._book.get(generation)
-            if request is not None:
-                self._book.fail(request, TooLong.code, "blocks were withdrawn: too few are left")
-        self._blocked_at = None
-
     def _never_fits(self, tokens: int) -> str | None:
-        need, usable = self._kv.blocks_for(tokens), self._kv.usable_blocks()
+        need, there_are = self._kv.blocks_for(tokens), self._kv.total_blocks()
         if tokens > self._max_positions:
             return f"{tokens} positions, the model has {self._max_positions}"
-        if need > usable:
-            return f"{tokens} positions need {need} blocks, the pool has {usable}"
+        if need > there_are:
+            return f"{tokens} positions need {need} blocks, the pool has {there_are}"
         return None
 
 

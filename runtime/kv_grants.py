@@ -21,7 +21,7 @@ class Lease(StrEnum):
     PASS = "pass"  # a pass in flight reads or writes them
     RECEIVE = "receive"  # a peer may write them
     SEND = "send"  # handles may read them
-    QUARANTINE = "quarantine"  # no proof will come that the writer has ended
+    QUARANTINE = "quarantine"  # nothing proves yet that the writer has ended
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 Owns every block table, its leases and its valid lengths, and the pool that they come from. Never
 touches a tensor.
 A block is granted again only when the last lease on its allocation has ended and no other table
-reads it; a quarantine lease never ends.
+reads it; a quarantine lease ends only by the proof that its writer writes no more.
 """
 
 from collections import Counter
@@ -51,8 +51,12 @@ class KVManager:
     def blocks_for(self, tokens: int) -> int:
         return self._geometry.blocks(tokens)
 
+    def total_blocks(self) -> int:
+        """What a request may hope for: quarantines end."""
+        return self._num_blocks
+
     def usable_blocks(self) -> int:
-        """Blocks that are free or will be: what a request may hope for."""
+        """Blocks that nobody withdrew."""
         return self._num_blocks - self._quarantined
 
     def free_blocks(self) -> int:
@@ -198,36 +202,43 @@ class KVManager:
 
     def end_lease(self, generation: Generation, reason: Lease) -> None:
         grant = self._grant(generation)
-        left = grant.leases.get(reason, 0) - 1
-        if left < 0 or reason is Lease.QUARANTINE:
+        if reason not in grant.leases or reason is Lease.QUARANTINE:
             raise InvariantBroken(f"generation {generation} has no {reason} lease to end")
+        self._drop_lease(generation, reason)
+
+    def quarantine(self, generation: Generation) -> int:
+        """Nothing proves that its writer (RECEIVE) has ended: withdraw what that may still touch,
+        which is all but what was cached. Returns how many blocks that is."""
+        grant = self._grant(generation)
+        if Lease.RECEIVE not in grant.leases:
+            raise InvariantBroken(f"generation {generation} has no writer to be afraid of")
+        self._pool.leave_pages(grant)
+        grant.withdrawn = len(grant.own_blocks())
+        self._quarantined += grant.withdrawn
+        self._add_leases(grant, (Lease.QUARANTINE,))
+        self._drop_lease(generation, Lease.RECEIVE)
+        return grant.withdrawn
+
+    def end_quarantine(self, generation: Generation) -> None:
+        """Its writer is known to write no more, and the request ended when it was withdrawn."""
+        grant = self._grant(generation)
+        if grant.leases != {Lease.QUARANTINE: 1}:
+            raise InvariantBroken(
+                f"generation {generation}: no quarantine to end under {sorted(grant.leases)}"
+            )
+        self._quarantined -= grant.withdrawn
+        self._drop_lease(generation, Lease.QUARANTINE)
+
+    def _drop_lease(self, generation: Generation, reason: Lease) -> None:
+        grant = self._grants[generation]
         self._leases[reason] -= 1
-        if left:
-            grant.leases[reason] = left
+        grant.leases[reason] -= 1
+        if grant.leases[reason]:
             return
         del grant.leases[reason]
         if not grant.leases:
             del self._grants[generation]
             self._pool.take_back(grant)
-
-    def quarantine(self, generation: Generation, replaces: Lease) -> int:
-        """Turn a lease that nobody will end into a quarantine; returns the blocks withdrawn.
-
-        A writer (RECEIVE) may touch only what was not cached; a reader (SEND) everything.
-        """
-        grant = self._grant(generation)
-        if Lease.QUARANTINE not in grant.leases:
-            grant.withdrawn = self._withdraw(grant, replaces)
-            self._quarantined += grant.withdrawn
-            self._add_leases(grant, (Lease.QUARANTINE,))
-        self.end_lease(generation, replaces)
-        return grant.withdrawn
-
-    def _withdraw(self, grant: Grant, replaces: Lease) -> int:
-        if replaces is Lease.RECEIVE:
-            self._pool.leave_pages(grant)
-            return len(grant.own_blocks())
-        return len(grant.own_blocks()) + self._pool.withdraw_pages(grant)
 
     def quarantined_blocks(self, generation: Generation) -> int:
         grant = self._grants.get(generation)

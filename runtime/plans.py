@@ -240,12 +240,14 @@ class SendFailure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A NIXL notification: the bytes of one chunk are in this worker's memory."""
+    """A NIXL notification: the bytes of one chunk are in this worker's memory. source: the
+    incarnation that the agent faces which it came to."""
 
     generation: Generation
     allocation: int
     sequence: int
     at_s: float
+    source: str
 
 
 class TransferFeedback(msgspec.Struct, frozen=True, gc=False):

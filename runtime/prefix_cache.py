@@ -22,7 +22,6 @@ class Page:
     tokens: tuple[int, ...]
     blocks: tuple[int, ...]  # [plane]
     references: int = 0
-    withdrawn: bool = False  # a handle that will never end may read it: its reference stays
     evicted: bool = False
 
 

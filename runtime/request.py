@@ -77,7 +77,7 @@ class Request:
     slot: int | None = None  # execution slot: a row of hidden[]
     receive_slot: int | None = None  # D: where the last prompt token's hidden state lands
     reservation: Reservation | None = None  # D: the answer to every Reserve of this generation
-    withdrawn: bool = False  # its slots may still be touched by a peer: never given back
+    withdrawn: bool = False  # its receive slot may still be written by a peer
     completed: bool = False  # it produced its last output
     funded: int = 0  # snapshot bytes set aside: it may grow, and be suspended
     suspended_in: Phase | None = None  # where it goes on when it is restored

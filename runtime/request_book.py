@@ -48,7 +48,7 @@ class RequestBook:
         self._executing: dict[Generation, Request] = {}
         self._suspended: dict[Generation, Request] = {}
         self._events: list[EngineEvent] = []
-        self._withdrawn_slots = 0
+        self._withdrawn: set[Generation] = set()
         self._funded_bytes = 0
 
     def __len__(self) -> int:
@@ -56,8 +56,8 @@ class RequestBook:
 
     @property
     def withdrawn_slots(self) -> int:
-        """Slots that will never be given back, because a peer may still touch them."""
-        return self._withdrawn_slots
+        """Receive slots of requests that ended while a peer may still write there."""
+        return len(self._withdrawn)
 
     def live(self) -> ValuesView[Request]:
         return self._live.values()
@@ -157,16 +157,19 @@ class RequestBook:
         self.emit(Released(generation, self._kv.quarantined_blocks(generation)))
 
     def _give_slots_back(self, request: Request) -> None:
-        held = [slot for slot in (request.slot, request.receive_slot) if slot is not None]
         if request.withdrawn:
-            self._withdrawn_slots += len(held)
-            return
-        if request.receive_slot is not None:
+            self._withdrawn.add(request.generation)
+        elif request.receive_slot is not None:
             self._slots.end_receive(request.generation)
         if request.slot is not None and request.completed:
             self._slots.complete(request.generation)
         elif request.slot is not None:
             self._slots.release(request.generation)
+
+    def end_withdrawn(self, generation: Generation) -> None:
+        """Nobody writes into its receive slot any more."""
+        self._withdrawn.remove(generation)
+        self._slots.end_receive(generation)
 
     def check(self) -> None:
         """Phases, leases and slots of every live request agree; so do the bytes set aside."""

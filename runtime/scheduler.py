@@ -16,7 +16,7 @@ from .errors import InvariantBroken
 from .events import EngineEvent, Refuse, Reservation, Wait
 from .handoff_results import HandoffResults
 from .intake import Intake, PrefillAdmitted
-from .interfaces import AdmissionLimits, Clock, HandoffEvent, Quarantined
+from .interfaces import AdmissionLimits, Clock, HandoffEvent
 from .kv_manager import KVManager, Lease
 from .pass_results import Counters, PassResults
 from .passes import (
@@ -194,8 +194,6 @@ class Scheduler:
     def update_from_output(self, output: ModelRunnerOutput | HandoffEvent) -> list[EngineEvent]:
         if not isinstance(output, ModelRunnerOutput):
             self._handoff.apply(output)
-            if isinstance(output, Quarantined):
-                self._intake.fail_hopeless()
         elif not self._in_flight or self._in_flight[0].sequence != output.sequence:
             self._counters.dropped_results += _result_count(output)
         else:

@@ -15,7 +15,13 @@ from rlt.connector.receiver import Receiver
 from rlt.connector.sender import Sender
 from rlt.runtime.errors import ProtocolError
 from rlt.runtime.events import Reservation
-from rlt.runtime.interfaces import Quarantined, ReceiveComplete, ReceiveEnded, SendEnded
+from rlt.runtime.interfaces import (
+    Quarantined,
+    QuarantineEnded,
+    ReceiveComplete,
+    ReceiveEnded,
+    SendEnded,
+)
 from rlt.runtime.plans import (
     Arrival,
     FinishedRange,
@@ -68,7 +74,7 @@ def sent(sequence: int) -> TransferFeedback:
 
 
 def arrived(sequence: int, allocation: int = 5) -> TransferFeedback:
-    return TransferFeedback(arrived=(Arrival(G, allocation, sequence, 1.0),))
+    return TransferFeedback(arrived=(Arrival(G, allocation, sequence, 1.0, P),))
 
 
 @pytest.fixture
@@ -346,8 +352,11 @@ def test_a_commit_from_a_stranger_is_not_believed(d: Receiver) -> None:
     for sequence in range(4):
         d.on_feedback(arrived(sequence))
     d.on_commit("prefill-9-zz", full_commit())
-    assert d.take_events() == []
-    assert d.take_messages() == [("prefill-9-zz", Stop(generation=G))]
+    assert d.take_events() == [] and d.take_messages() == [] and d.late == 1
+    d.on_writer_ended("prefill-9-zz", WriterEnded(generation=G, posted=0))
+    stolen = Arrival(G, 5, 0, 1.0, "prefill-9-zz")
+    d.on_feedback(TransferFeedback(arrived=(stolen,)))
+    assert d.late == 3 and d.phase(G) is receiver.Phase.RECEIVING
 
 
 def test_a_repeated_commit_after_the_end_is_acknowledged_again(d: Receiver) -> None:
@@ -389,11 +398,101 @@ def test_a_writer_that_ended_without_its_bytes_ever_arriving_leads_to_quarantine
     assert d.take_events() == [Quarantined(G)]
 
 
-def test_a_dead_writer_never_gives_blocks_back(d: Receiver) -> None:
+def test_memory_of_a_dead_writer_is_withdrawn_until_it_is_fenced(d: Receiver) -> None:
     d.on_feedback(arrived(0))
     d.on_peer_gone(P)
-    assert d.take_events() == [Quarantined(G)]
+    assert d.take_events() == [Quarantined(G)] and d.quarantined_from() == (P,)
     assert [g for g, _ in d.take_failures()] == [G]
+    assert d.take_messages() == [] and not d.expecting(), "nobody is left to be asked or heard"
+    assert d.phase(G) is receiver.Phase.QUARANTINED and G in d.closed
+    d.on_writer_dead("prefill-9-zz")
+    assert d.take_events() == []
+    d.on_writer_dead(P)
+    assert d.take_events() == [QuarantineEnded(G)] and d.quarantined_from() == ()
+    assert d.phase(G) is None and G in d.closed
+    d.on_writer_dead(P)
+    d.on_peer_gone(P)
+    assert d.take_events() == []
+
+
+def test_a_reaped_writer_is_no_fence_while_the_agent_that_faced_it_lives(d: Receiver) -> None:
+    """Its last bytes may wait in a socket, and would land at the next progress call."""
+    d.on_writer_dead(P)
+    assert d.take_events() == [] and d.phase(G) is receiver.Phase.RECEIVING
+    d.on_peer_gone(P)
+    assert d.take_events() == [ReceiveEnded(G)]
+    assert [g for g, _ in d.take_failures()] == [G]
+
+
+def test_an_unproved_stop_lets_the_request_go_and_is_repeated_until_it_heals(
+    d: Receiver, clock: ManualClock
+) -> None:
+    d.cancel(G, writer_never_started=False)
+    clock.advance(receiver.SETTLE_S)
+    d.tick()
+    assert d.take_events() == [Quarantined(G)] and d.take_failures() == []
+    assert d.expecting(), "the writer lives: it may still be heard"
+    d.take_messages()
+    clock.advance(receiver.REPEAT_S)
+    d.tick()
+    assert d.take_messages() == [(P, Stop(generation=G))]
+    d.on_writer_ended(P, WriterEnded(generation=G, posted=1))
+    assert d.take_events() == []
+    d.on_feedback(arrived(0))
+    assert d.take_events() == [QuarantineEnded(G)]
+    assert d.statistics()["quarantines"] == 1 and d.statistics()["quarantines_live"] == 0
+
+
+def test_a_quarantine_ends_when_the_commit_and_everything_in_it_has_come(
+    d: Receiver, clock: ManualClock
+) -> None:
+    d.cancel(G, writer_never_started=False)
+    clock.advance(receiver.SETTLE_S)
+    d.tick()
+    d.take_events()
+    d.on_commit(P, full_commit())
+    for sequence in range(4):
+        assert d.take_events() == []
+        d.on_feedback(arrived(sequence))
+    assert d.take_events() == [QuarantineEnded(G)], "and nothing is activated"
+    d.take_messages()
+    d.on_commit(P, full_commit())
+    assert d.take_messages() == [(P, Stop(generation=G))]
+
+
+def test_a_quarantine_ends_when_the_writer_never_started(d: Receiver) -> None:
+    d.on_peer_gone(P)
+    d.take_events()
+    d.cancel(G, writer_never_started=True)
+    assert d.take_events() == [QuarantineEnded(G)]
+
+
+def test_a_writer_that_is_listed_again_is_asked_again_and_must_be_fenced_again(
+    d: Receiver, clock: ManualClock
+) -> None:
+    d.on_peer_gone(P)
+    d.on_peer_back(P)
+    clock.advance(receiver.REPEAT_S)
+    d.tick()
+    assert d.take_messages() == [(P, Stop(generation=G))]
+    d.on_writer_dead(P)
+    assert d.take_events() == [Quarantined(G)]
+    d.on_peer_gone(P)
+    assert d.take_events() == [QuarantineEnded(G)]
+
+
+def test_figures_that_no_honest_peer_sends_are_counted_and_prove_nothing(d: Receiver) -> None:
+    d.cancel(G, writer_never_started=False)
+    d.on_feedback(arrived(3))
+    most = 3 * PROMPT + 1
+    for posted in (-1, 0, most + 1, 1 << 63):
+        d.on_writer_ended(P, WriterEnded(generation=G, posted=posted))
+    for sequence in (most, 1 << 31):
+        d.on_feedback(arrived(sequence))
+    assert d.refused == 6 and d.take_events() == []
+    chunks = tuple(ChunkSpec(n, 0, TokenRange(0, 1)) for n in range(most + 1))
+    d.on_commit(P, full_commit(chunks=chunks))
+    assert d.refused == 7 and d.phase(G) is receiver.Phase.STOPPING
 
 
 def test_a_writer_that_dies_after_everything_arrived_is_not_missed(d: Receiver) -> None:
@@ -426,6 +525,12 @@ def test_chunks_of_any_prompt_and_chunk_size_cover_it(prompt: int, size: int, de
         assert coverage_fault(rest, depths, TokenRange(0, prompt)) is not None
 
 
+ENDINGS: list[list[object]] = [
+    [ReceiveComplete(G)],
+    [ReceiveEnded(G)],
+    [Quarantined(G), QuarantineEnded(G)],
+]
+
 # Both, over a channel that loses, doubles and reorders, with a memory that may be written late
 
 
@@ -439,6 +544,8 @@ class Handoff:
         self.flying: list[SendOrder] = []
         self.facts: list[Callable[[], None]] = []  # notifications and completions on their way
         self.used_after_end = False
+        self.killed = False  # P's process: it runs no code, but what it posted may still land
+        self.gone = False  # P is not listed at D, and the agent that faced it is destroyed
         self.to_d: list[object] = []
         self.to_p: list[object] = []
         self.p_events: list[object] = []
@@ -470,17 +577,19 @@ class Handoff:
 
     def step(self, lossy: bool) -> None:
         action = self.random.choice(["pass", "post", "land", "learn", "to_d", "to_p", "time"])
+        if self.killed and action in ("pass", "post", "to_p"):
+            return
         if action == "pass" and self.passes:
             self.p.on_ranges_finished([self.passes.pop(0)])
         elif action == "post" and self.queued:
             order = self.queued.pop(0)
             self.flying.append(order)
-            self.used_after_end |= bool(self.d_events)
+            self.used_after_end |= self.freed_at_d()
             self.p.on_feedback(posted(order.sequence))
         elif action == "land" and self.flying:
             order = self.flying.pop(self.random.randrange(len(self.flying)))
-            self.used_after_end |= bool(self.d_events or self.p_events)
-            self.facts.append(lambda: self.d.on_feedback(arrived(order.sequence)))
+            self.used_after_end |= self.freed_at_d() or bool(self.p_events)
+            self.facts.append(lambda: self._notify(order.sequence))
             self.facts.append(lambda: self.p.on_feedback(sent(order.sequence)))
         elif action == "learn" and self.facts:
             self.facts.pop(self.random.randrange(len(self.facts)))()
@@ -490,8 +599,33 @@ class Handoff:
             self._deliver(self.to_p, lossy, to_d=False)
         elif action == "time":
             self.clock.advance(0.6)
-            self.p.tick()
+            if not self.killed:
+                self.p.tick()
             self.d.tick()
+        self.pump()
+
+    def freed_at_d(self) -> bool:
+        return any(not isinstance(event, Quarantined) for event in self.d_events)
+
+    def _notify(self, sequence: int) -> None:
+        if not self.gone:
+            self.d.on_feedback(arrived(sequence))
+
+    def lose_peer(self) -> None:
+        """Half of the fence. With both, nothing can land any more."""
+        self.gone = True
+        self.d.on_peer_gone(P)
+        self._fence()
+
+    def reap(self) -> None:
+        """The other half, told to D."""
+        self.killed = True
+        self._fence()
+        self.d.on_writer_dead(P)
+
+    def _fence(self) -> None:
+        if self.gone and self.killed:
+            self.flying = []
         self.pump()
 
     def _deliver(self, channel: list[object], lossy: bool, *, to_d: bool) -> None:
@@ -529,12 +663,41 @@ def test_any_loss_order_and_cancel_ends_both_sides_once_and_frees_nothing_early(
             handoff.d.cancel(G, writer_never_started=False)
             handoff.pump()
         handoff.step(lossy=number < 200)
-        if handoff.p_events and handoff.d_events:
+        if handoff.p_events and handoff.freed_at_d():
             break
-    assert len(handoff.p_events) == len(handoff.d_events) == 1, "a side never ended"
+    assert len(handoff.p_events) == 1 and handoff.freed_at_d(), "a side never ended"
     assert not handoff.used_after_end and not handoff.flying, "memory was written after its end"
     if cancel_at is None:
         assert handoff.d_events == [ReceiveComplete(G)]
         assert handoff.p_events == [SendEnded(G, None)]
     else:
-        assert handoff.d_events in ([ReceiveComplete(G)], [ReceiveEnded(G)])
+        assert handoff.d_events in ENDINGS
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    prompt=st.integers(1, 20),
+    chunk=st.integers(1, 9),
+    cancel_at=st.one_of(st.none(), st.integers(0, 100)),
+    lost_at=st.integers(0, 100),
+    reaped_at=st.integers(0, 100),
+)
+def test_a_writer_that_dies_at_any_time_writes_nothing_that_was_given_back(
+    seed: int, prompt: int, chunk: int, cancel_at: int | None, lost_at: int, reaped_at: int
+) -> None:
+    """The Peers without it and the word that it is reaped come in either order, at any time."""
+    handoff = Handoff(seed, prompt, chunk)
+    for number in range(101):
+        if number == cancel_at:
+            handoff.d.cancel(G, writer_never_started=False)
+        if number == lost_at:
+            handoff.lose_peer()
+        if number == reaped_at:
+            handoff.reap()
+        handoff.pump()
+        handoff.step(lossy=True)
+    assert handoff.d_events in ENDINGS and not handoff.used_after_end
+    assert handoff.d.quarantined_from() == () and handoff.d.phase(G) is None
+    failed = [g for g, _ in handoff.d.take_failures()]
+    assert len(failed) <= 1 and not (failed and ReceiveComplete(G) in handoff.d_events)

@@ -121,8 +121,8 @@ def test_a_chunk_is_reported_posted_then_sent_and_arrives_with_its_allocation() 
     assert [s.sequence for s in pair.p.poll().sent] == [0, 1]
     at_s = pair.clock.wall_s()
     assert pair.d.poll().arrived == (
-        Arrival(Generation(1), 9, 0, at_s),
-        Arrival(Generation(1), 9, 1, at_s),
+        Arrival(Generation(1), 9, 0, at_s, "p"),
+        Arrival(Generation(1), 9, 1, at_s, "p"),
     )
     assert block_bytes(pair.sink, 21) == block_bytes(pair.source, 4)
     assert not pair.p.outstanding()

@@ -13,6 +13,7 @@ from rlt.runtime.events import EngineEvent, Refuse, Reservation, Wait
 from rlt.runtime.interfaces import (
     HandoffEvent,
     Quarantined,
+    QuarantineEnded,
     ReceiveComplete,
     ReceiveEnded,
     SendEnded,
@@ -141,7 +142,7 @@ class Pair:
     def start(self, request: EngineRequest) -> Reservation | Wait | Refuse:
         answer = self.decode.core.reserve(request)
         if isinstance(answer, Reservation):
-            self._prompts[request.generation] = len(request.prompt) - answer.cached_tokens
+            self._prompts[request.generation] = request.context_tokens - answer.cached_tokens
             self.prefill.connector.targets[request.generation] = answer
             self.prefill.core.add_prefill(request)
         return answer
@@ -183,6 +184,10 @@ class Pair:
         self.prefill.connector.events.append(SendEnded(generation, None))
         ending = ReceiveEnded(generation) if proof else Quarantined(generation)
         self.decode.connector.events.append(ending)
+
+    def prove(self, generation: Generation) -> None:
+        """What was withdrawn turns out to be written no more."""
+        self.decode.connector.events.append(QuarantineEnded(generation))
 
     def settle(self, limit: int = 3000) -> None:
         """Run and deliver until both sides are idle."""

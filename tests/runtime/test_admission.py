@@ -1,4 +1,4 @@
-"""Who is let in: priority, order, the bounded right to pass, and what can never be admitted."""
+"""Who is let in: priority, order, the bounded right to pass, and who is held back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +15,8 @@ class Queue:
     def __init__(self, *sizes: int, max_bypass: int = 2, max_scan: int = 32) -> None:
         self.queue = WaitingQueue(100, max_bypass, max_scan)
         self.sizes = {Generation(n): size for n, size in enumerate(sizes, start=1)}
-        for generation, size in self.sizes.items():
-            self.queue.add(generation, (0, generation), size)
+        for generation in self.sizes:
+            self.queue.add(generation, (0, generation))
 
     def next(self, free_blocks: int) -> Generation | None:
         return self.queue.next_to_admit(lambda g: self.sizes[g] <= free_blocks)
@@ -30,7 +30,7 @@ def test_first_come_is_first_served() -> None:
 def test_a_lower_priority_number_goes_first_and_equals_go_in_order() -> None:
     waiting = WaitingQueue(100)
     for generation, priority in ((G, 1), (H, 0), (K, 1)):
-        waiting.add(generation, (priority, generation), 1)
+        waiting.add(generation, (priority, generation))
     assert [waiting.next_to_admit(lambda _: True) for _ in range(3)] == [H, G, K]
 
 
@@ -43,7 +43,7 @@ def test_a_small_request_passes_a_blocked_large_one_only_so_often() -> None:
 
 def test_one_with_precedence_that_comes_later_passes_nobody() -> None:
     waiting = Queue(10, max_bypass=0)
-    waiting.queue.add(H, (-1, 2), 1)
+    waiting.queue.add(H, (-1, 2))
     waiting.sizes[H] = 1
     assert waiting.next(5) == H
     assert waiting.queue.bypasses == 0
@@ -66,10 +66,6 @@ def test_a_removed_entry_is_never_admitted() -> None:
     waiting = Queue(1, 1, 1)
     waiting.queue.remove(H)
     assert [waiting.next(1), waiting.next(1), waiting.next(1)] == [1, 3, None]
-
-
-def test_entries_beyond_what_is_left_are_named() -> None:
-    assert Queue(3, 9, 4).queue.larger_than(4) == [2]
 
 
 @given(

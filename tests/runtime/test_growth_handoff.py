@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlt.runtime.config import SchedulerConfig
 from rlt.runtime.events import Released, Reservation, Wait
-from rlt.runtime.interfaces import Quarantined, ReceiveEnded
+from rlt.runtime.interfaces import Quarantined, QuarantineEnded, ReceiveEnded
 from rlt.runtime.types import EngineRequest, Generation, KVLayout
 
 from .growing_executor import GrowingExecutor
@@ -99,6 +99,10 @@ def test_a_peer_that_may_still_write_withdraws_only_what_was_not_shared() -> Non
     assert pair.decode.step(Quarantined(G)) == [Released(G, quarantined_blocks=3 * 4)]
     numbers = pair.decode.core.statistics()
     assert numbers["blocks_cached"] == 2 * 4
+    at_rest(pair.decode.core)
+    assert pair.decode.step(QuarantineEnded(G)) == []
+    numbers = pair.decode.core.statistics()
+    assert numbers["blocks_quarantined"] == 0 and numbers["blocks_cached"] == 2 * 4
     at_rest(pair.decode.core)
 
 
@@ -190,7 +194,10 @@ def requests(draw: st.DrawFn) -> list[EngineRequest]:
     ]
 
 
-ACTIONS = ["start", "start", "p", "p", "d", "d", "deliver", "deliver", "deliver", "cancel", "lose"]
+ACTIONS = [
+    *("start", "start", "p", "p", "d", "d", "deliver", "deliver", "deliver"),
+    *("cancel", "lose", "lose", "prove"),
+]
 
 
 @examples(max_examples=250, deadline=None)
@@ -225,7 +232,7 @@ def test_whatever_the_order_every_request_ends_once_and_is_exact(
         prefix_cache=prefix_cache,
     )
     left, started, cancelled = list(made), set[Generation](), set[Generation]()
-    lost = False
+    lost: set[Generation] = set()  # withdrawn at D, and not proved yet
     for action, number in actions:
         generation = Generation(number)
         match action:
@@ -239,15 +246,21 @@ def test_whatever_the_order_every_request_ends_once_and_is_exact(
             case "deliver":
                 pair.deliver(number)
             case "cancel" | "lose" if generation in started - cancelled:
-                lost |= action == "lose"
                 cancelled.add(generation)
                 pair.cancel(generation)
                 pair.stop_writer(generation, proof=action == "cancel")
+                if action == "lose":
+                    lost.add(generation)
+            case "prove":  # perhaps of one that was never withdrawn
+                pair.prove(generation)
+                lost.discard(generation)
             case _:
                 pass
         pair.prefill.core.check()
         pair.decode.core.check()
-    while left and not lost:
+    for generation in lost:
+        pair.prove(generation)
+    while left:
         answer = pair.start(left[0])
         if isinstance(answer, Reservation):
             started.add(left.pop(0).generation)
@@ -259,11 +272,14 @@ def test_whatever_the_order_every_request_ends_once_and_is_exact(
     at_rest(pair.decode.core)
     assert isinstance(pair.decode.executor, GrowingExecutor)
     assert not pair.decode.executor.snapshots
+    numbers = pair.decode.core.statistics()
+    assert (numbers["blocks_quarantined"], numbers["slots_withdrawn"]) == (0, 0)
+    limits = pair.decode.executor.admission_limits()
+    assert numbers["receive_slots_free"] == limits.num_receive_slots
     decoded, computed = outcomes(pair.decode.events), outcomes(pair.prefill.events)
     for request in made:
         if request.generation in started:
             outcome, expected = decoded[request.generation], oracle(request, layout)
             assert outcome.released == computed[request.generation].released == 1
             assert outcome.tokens == expected[0][: len(outcome.tokens)]
-            hopeless = lost and outcome.error == "too_long"  # too much was withdrawn
-            assert request.generation in cancelled or hopeless or outcome.result == expected
+            assert request.generation in cancelled or outcome.result == expected

@@ -64,16 +64,40 @@ def test_an_allocation_id_is_never_given_again() -> None:
     assert first and second and first.id != second.id
 
 
-def test_quarantined_blocks_are_held_counted_and_never_granted() -> None:
+def test_quarantined_blocks_are_held_and_counted_until_the_quarantine_ends() -> None:
     kv = manager()
     kv.allocate(G, 4, (Lease.OWNER, Lease.RECEIVE))
-    assert kv.quarantine(G, Lease.RECEIVE) == 2
+    assert kv.quarantine(G) == 2
+    with pytest.raises(InvariantBroken, match="no quarantine to end"):
+        kv.end_quarantine(G)  # its request lives
     kv.end_lease(G, Lease.OWNER)
     usage = kv.usage()
     assert (usage.blocks_quarantined, usage.blocks_free, kv.usable_blocks()) == (2, 10, 10)
     with pytest.raises(InvariantBroken):
         kv.end_lease(G, Lease.QUARANTINE)
     assert kv.allocate(H, 24, (Lease.OWNER,)) is None
+    kv.check()
+    kv.end_quarantine(G)
+    after = kv.usage()
+    assert (after.blocks_quarantined, after.blocks_free, kv.usable_blocks()) == (0, 12, 12)
+    assert after.epoch > usage.epoch and kv.leases(G) == frozenset()
+    kv.check()
+    assert kv.allocate(H, 24, (Lease.OWNER,)) is not None
+
+
+def test_only_what_a_peer_may_write_is_quarantined_and_only_once() -> None:
+    kv = manager()
+    kv.allocate(G, 4, (Lease.OWNER, Lease.RECEIVE))
+    kv.allocate(H, 4, (Lease.OWNER, Lease.SEND))
+    kv.quarantine(G)
+    for generation in (G, H):
+        with pytest.raises(InvariantBroken, match="no writer"):
+            kv.quarantine(generation)
+    kv.end_lease(G, Lease.OWNER)
+    kv.end_quarantine(G)
+    with pytest.raises(InvariantBroken):
+        kv.end_quarantine(G)
+    assert kv.usage().blocks_quarantined == 0
     kv.check()
 
 
@@ -102,18 +126,22 @@ def test_a_granted_generation_cannot_be_granted_again() -> None:
         kv.allocate(G, 4, (Lease.OWNER,))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(1, 12)), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 12)), max_size=80))
 def test_whatever_is_granted_and_ended_no_block_is_lost(steps: list[tuple[int, int, int]]) -> None:
     kv = manager()
     for action, number, tokens in steps:
         generation = Generation(number)
         leases = kv.leases(generation)
         if action == 0 and not leases:
-            kv.allocate(generation, tokens, (Lease.OWNER, Lease.SEND))
+            kv.allocate(generation, tokens, (Lease.OWNER, Lease.RECEIVE))
         elif action == 1 and Lease.OWNER in leases:
             kv.end_lease(generation, Lease.OWNER)
-        elif action == 2 and Lease.SEND in leases:
-            kv.end_lease(generation, Lease.SEND)
-        elif action == 3 and Lease.SEND in leases and number == 1:
-            kv.quarantine(generation, Lease.SEND)
+        elif action == 2 and Lease.RECEIVE in leases:
+            kv.end_lease(generation, Lease.RECEIVE)
+        elif action == 3 and Lease.RECEIVE in leases:
+            kv.quarantine(generation)
+        elif action == 4 and leases == {Lease.QUARANTINE}:
+            kv.end_quarantine(generation)
         kv.check()
+        held = sum(kv.quarantined_blocks(Generation(n)) for n in range(1, 6))
+        assert kv.usage().blocks_quarantined == held

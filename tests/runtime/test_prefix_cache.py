@@ -164,26 +164,15 @@ def test_a_writer_that_may_still_write_withdraws_only_what_was_not_shared() -> N
     kv = manager()
     run(kv, G, PROMPT)
     kv.allocate(H, 9, (Lease.OWNER, Lease.RECEIVE), PROMPT)
-    assert kv.quarantine(H, Lease.RECEIVE) == 2
+    assert kv.quarantine(H) == 2
     kv.end_lease(H, Lease.OWNER)
     kv.check()
     usage = kv.usage()
     assert (usage.blocks_quarantined, usage.blocks_cached, usage.blocks_free) == (2, 4, 14)
-
-
-def test_a_reader_that_may_still_read_withdraws_its_pages_too_once() -> None:
-    kv = manager()
-    for generation in (G, H):
-        kv.allocate(generation, 9, (Lease.OWNER, Lease.SEND), PROMPT)
-        compute(kv, generation, PROMPT)
-    kv.allocate(K, 9, (Lease.OWNER, Lease.SEND), PROMPT)
-    assert kv.quarantine(G, Lease.SEND) == 6
-    assert kv.quarantine(K, Lease.SEND) == 2, "its pages are withdrawn already"
-    for generation in (G, H, K):
-        kv.end_lease(generation, Lease.OWNER)
-    kv.end_lease(H, Lease.SEND)
+    kv.end_quarantine(H)
     kv.check()
-    assert kv.usage().blocks_free + kv.usage().blocks_quarantined == 16
+    usage = kv.usage()
+    assert (usage.blocks_quarantined, usage.blocks_cached, usage.blocks_free) == (0, 4, 16)
 
 
 def test_growth_takes_a_column_at_a_time_and_says_when_there_is_none() -> None:
@@ -291,7 +280,7 @@ class Written:
 
 ACTIONS = (
     *("start", "start", "write", "write", "grow", "truncate"),
-    *("suspend", "resume", "end", "withdraw"),
+    *("suspend", "resume", "end", "withdraw", "prove"),
 )
 
 
@@ -338,9 +327,12 @@ def test_whatever_happens_nobody_reads_what_was_not_written_for_it(
                 memory.load(generation, saved.pop(generation))
             case "end" if runs:
                 kv.end_lease(generation, Lease.OWNER)
-            case "withdraw" if runs and number == 1:
-                kv.lease(generation, Lease.SEND)
-                kv.quarantine(generation, Lease.SEND)
+            case "withdraw" if runs:
+                kv.lease(generation, Lease.RECEIVE)
+                kv.quarantine(generation)
+                kv.end_lease(generation, Lease.OWNER)
+            case "prove" if kv.leases(generation) == {Lease.QUARANTINE}:
+                kv.end_quarantine(generation)
             case _:
                 pass
         kv.check()
