@@ -11,20 +11,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..connector.config import WorkerConfig
 from ..coordinator.config import CoordinatorConfig, check_endpoint
-from ..coordinator.discovery import RECORD_NAME, ServiceRecord, default_base
+from ..coordinator.discovery import RECORD_NAME, default_base
 from ..runtime.config import EngineConfig
 from ..runtime.errors import ConfigError, RltError
 from .arrival import FileArrival
 from .console import Console
-from .notice import ExitNotices
 from .options import COORDINATOR, TABLE
 from .parser import build_parser, spell_options, values_for
 from .processes import coordinator_process, default_threads, worker_process
 from .runtime_dir import service_dir
+from .started import StartedService, dialled
 from .supervisor import Supervisor
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded"
@@ -59,15 +57,15 @@ def serve(options: argparse.Namespace) -> int:
         record = folder / RECORD_NAME
         ready = FileArrival(record)
         stack.callback(ready.close)
-        notices = ExitNotices(_dialled(coordinator.workers_at))
-        stack.callback(notices.close)
+        started = StartedService(coordinator, workers, record, console)
         return Supervisor(
             coordinator_process(coordinator),
             [worker_process(worker) for worker in workers],
             console=console,
+            coordinator=dialled(coordinator.workers_at) if workers else None,
             ready=ready,
-            on_ready=lambda: _announce(console, record),
-            on_lost=notices.worker_exited,
+            on_ready=started.announce,
+            main_again=started.coordinator_again,
         ).run()
 
 
@@ -93,15 +91,15 @@ def worker_configs(
 ) -> list[WorkerConfig]:
     names = [("prefill", f"prefill-{n}") for n in range(options.prefill)]
     names += [("decode", f"decode-{n}") for n in range(options.decode)]
-    dialled = _dialled(coordinator.workers_at)
-    if names and dialled.endswith((":*", ":0")):
+    workers_at = dialled(coordinator.workers_at)
+    if names and workers_at.endswith((":*", ":0")):
         raise ConfigError("--worker-listen needs a port of its own when workers start here too")
     return [
         worker_config(
             options,
             role=role,
             worker=worker,
-            coordinator=dialled,
+            coordinator=workers_at,
             folder=folder,
             threads=options.threads or default_threads(len(names)),
         )
@@ -132,23 +130,6 @@ def worker_config(
         log_level=options.log_level,
         **values_for(WorkerConfig, options, TABLE),
     )
-
-
-def _dialled(endpoint: str) -> str:
-    """The address at which a process of this machine reaches a listener."""
-    return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace(
-        "tcp://*:", "tcp://127.0.0.1:"
-    )
-
-
-def _announce(console: Console, record: Path) -> None:
-    service = msgspec.json.decode(record.read_bytes(), type=ServiceRecord)
-    for address in service.endpoints:
-        console.say(f"serving {service.model} at {address}")
-    if service.http:
-        console.say(f"serving HTTP at {service.http} (OpenAI's API at {service.http}/v1)")
-    console.say(f"try: rlt-ask --connect {service.endpoint} 'What is 17 + 25?'")
-    console.announce(f"READY {service.endpoint}")
 
 
 if __name__ == "__main__":

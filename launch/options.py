@@ -263,6 +263,15 @@ _SCHEDULING = (
         unit="seed",
         help="of the frozen head of exit mode random_lookahead",
     ),
+    Option(
+        flag="--canary",
+        commands=BOTH,
+        sets=(EngineConfig, "canary"),
+        parse=on_off,
+        shown="off",
+        unit="on or off",
+        help="fill free KV blocks with a pattern and watch it, to find who writes there",
+    ),
 )
 
 _TRANSFERS = (
@@ -281,6 +290,15 @@ _TRANSFERS = (
         parse=number(0, above=True),
         unit="seconds",
         help="longest time that one KV transfer may take",
+    ),
+    Option(
+        flag="--max-quarantined",
+        commands=BOTH,
+        sets=(WorkerConfig, "max_quarantined"),
+        parse=number(0, maximum=1),
+        unit="fraction",
+        help="share of a decode worker's blocks or receive slots that may be quarantined; with "
+        "more of them it finishes what it has and is started again",
     ),
 )
 
@@ -372,6 +390,14 @@ _SERVICE = (
         help="how often smaller requests may pass one that waits for room",
     ),
     Option(
+        flag="--max-attempts",
+        commands=ONLY_COORDINATOR,
+        sets=(CoordinatorConfig, "max_attempts"),
+        parse=whole(1),
+        unit="attempts",
+        help="how often a request is tried before it fails, counted anew after each token",
+    ),
+    Option(
         flag="--deadline-s",
         commands=ONLY_COORDINATOR,
         sets=(CoordinatorConfig, "default_deadline_s"),
@@ -406,11 +432,11 @@ _SERVICE = (
     ),
     Option(
         flag="--drain-s",
-        commands=ONLY_COORDINATOR,
+        commands=BOTH,
         sets=(CoordinatorConfig, "drain_s"),
         parse=number(0),
         unit="seconds",
-        help="time that running requests get to finish after Ctrl-C",
+        help="time that running requests get to finish when the service or a worker is to end",
     ),
     Option(
         flag="--log-level",

@@ -11,6 +11,7 @@ import msgspec
 from ..connector.config import WorkerConfig
 from ..coordinator.config import CoordinatorConfig
 from .children import ChildSpec
+from .restart import FOR_EVER, RestartPolicy
 
 _QUIET = {  # unless the user says otherwise
     "NIXL_LOG_LEVEL": "WARN",
@@ -18,6 +19,8 @@ _QUIET = {  # unless the user says otherwise
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# A coordinator that fails again and again does not serve; its end is everybody's.
+COORDINATOR_POLICY = RestartPolicy(most_failures=5)
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -26,14 +29,17 @@ def coordinator_process(config: CoordinatorConfig) -> ChildSpec:
         name="coordinator",
         command=_module("rlt.coordinator", config),
         environment=_environment(threads=1),
+        policy=COORDINATOR_POLICY,
     )
 
 
-def worker_process(config: WorkerConfig) -> ChildSpec:
+def worker_process(config: WorkerConfig, policy: RestartPolicy = FOR_EVER) -> ChildSpec:
     return ChildSpec(
         name=config.worker,
         command=_module(f"rlt.{config.role}", config),
         environment=_environment(threads=config.engine.threads or 1),
+        policy=policy,
+        worker=True,
     )
 
 

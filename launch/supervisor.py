@@ -1,29 +1,31 @@
-"""Starts a main child and its workers, hears of their ends and of signals, and ends them in order.
+"""Starts a main child and its workers, starts again who fails, and ends them all in order.
 
-Owns which children live and in which phase of its life the whole is. Never talks to a worker and
-never loads a model. When run() returns, every child has ended and been reaped.
+Owns in which phase of its life the whole is. Never talks to a worker and never loads a model. When
+run() returns, every child has ended and been reaped.
 """
 
-import os
-import selectors
 import signal
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, assert_never
 
-from .children import Child, ChildSpec
+from ..connector.config import EXIT_RESTART
+from ..connector.messages import WorkerExited
+from .children import ChildSpec
 from .console import Console
+from .crew import Crew, Ended
+from .loop import Loop, Readable
+from .restart import FAILED, EndedForGood, GivenUp, StartAgain
 from .signals import SignalPipe
+from .supervisor_link import SupervisorLink
 
 KILLED_BY_SECOND_SIGNAL = 130
-FAILED = 1
 
 
 class Phase(Enum):
-    STARTING = "starting"
+    STARTING = "starting"  # whoever ends now ends the start
     SERVING = "serving"
     DRAINING = "draining"  # the main child was asked to stop, and asks the others
     LEAVING = "leaving"  # the main child has ended; the others get time to end by themselves
@@ -40,10 +42,6 @@ class Grace:
     terminating_s: float = 5.0
 
 
-class Readable(Protocol):
-    def fileno(self) -> int: ...
-
-
 class ReadySignal(Readable, Protocol):
     """Readable when the service may have become ready; check() tells whether it has."""
 
@@ -51,9 +49,10 @@ class ReadySignal(Readable, Protocol):
 
 
 class Supervisor:
-    """The main child's end is the end of the whole. on_ready is called once; without `ready` it
-    never is. on_lost is called when a worker ends while the others go on, with its name, process ID
-    and status.
+    """The main child's end for good is the end of the whole. ready: on_ready is called when it says
+    so, once; without it there is no start that could fail as a whole. coordinator: where it listens
+    for workers and supervisors. main_again: what a later start of the main child is, given the
+    names of the workers that have ended for good.
     """
 
     def __init__(
@@ -62,101 +61,112 @@ class Supervisor:
         workers: Sequence[ChildSpec],
         *,
         console: Console,
+        coordinator: str | None = None,
         ready: ReadySignal | None = None,
         on_ready: Callable[[], None] = lambda: None,
-        on_lost: Callable[[str, int, int], None] = lambda *_: None,
+        main_again: Callable[[frozenset[str]], ChildSpec] | None = None,
         grace: Grace = Grace(),
     ) -> None:
-        self._specs = [main, *workers]
-        self._main = main.name
+        self._main = main
+        self._specs = {spec.name: spec for spec in (main, *workers)}
+        self._main_again = main_again
+        self._coordinator = coordinator
         self._ready = ready
         self._console = console
         self._on_ready = on_ready
-        self._on_lost = on_lost
         self._grace = grace
-        self._phase = Phase.STARTING
-        self._deadline_s: float | None = None
+        self._phase = Phase.SERVING if ready is None else Phase.STARTING
         self._code = 0
-        self._children: dict[str, Child] = {}
-        self._selector = selectors.DefaultSelector()
+        self._ended_for_good: set[str] = set()
+        self._loop = Loop()
+        self._crew = Crew(self._loop, console, self._take_end)
+        self._link: SupervisorLink | None = None
 
     def run(self) -> int:
         """The exit code for the whole."""
         with ExitStack() as stack:
-            stack.callback(self._selector.close)
-            self._watch(stack.enter_context(SignalPipe()), self._take_signals)
+            stack.callback(self._loop.close)
+            signals = stack.enter_context(SignalPipe())
+            self._loop.watch(signals, lambda: self._take_signals(signals))
             if self._ready is not None:
-                self._watch(self._ready, self._check_ready)
-            stack.callback(self._end_all)
-            for spec in self._specs:
-                self._start(spec)
-            while self._children:
-                self._turn()
+                ready = self._ready
+                self._loop.watch(ready, lambda: self._check_ready(ready))
+            stack.callback(self._crew.end_all)
+            if self._coordinator is not None:
+                self._link = self._connect(self._coordinator)
+                stack.callback(self._link.close)
+            for spec in self._specs.values():
+                self._crew.start(spec)
+            while self._crew.busy:
+                self._loop.turn()
         return self._code
 
-    def _turn(self) -> None:
-        for key, _ in self._selector.select(self._timeout_s()):
-            key.data(key.fileobj)
-        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
-            self._escalate()
+    def _connect(self, coordinator: str) -> SupervisorLink:
+        return SupervisorLink(
+            coordinator, self._loop, children=self._crew.workers, expel=self._crew.expel
+        )
 
-    def _timeout_s(self) -> float | None:
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
-
-    def _watch(self, source: Readable | int, act: Callable[..., None]) -> None:
-        self._selector.register(source, selectors.EVENT_READ, act)
-
-    def _start(self, spec: ChildSpec) -> None:
-        child = Child(spec, self._console.child)
-        self._children[child.name] = child
-        self._watch(child.pidfd, lambda _: self._take_exit(child))
-        self._watch(child.output_fd, lambda _: self._take_output(child))
-        self._console.say(f"started {child.name} (process {child.pid})")
-
-    def _take_output(self, child: Child) -> None:
-        if child.name in self._children and not child.read_output():
-            self._selector.unregister(child.output_fd)
-
-    def _take_exit(self, child: Child) -> None:
-        self._selector.unregister(child.pidfd)
-        if child.output_fd in self._selector.get_map():
-            self._selector.unregister(child.output_fd)
-        del self._children[child.name]
-        status = child.reap()
-        if child.name == self._main:
-            self._main_ended(child, status)
-        else:
-            self._worker_ended(child, status)
-
-    def _main_ended(self, child: Child, status: int) -> None:
-        match self._phase:
-            case Phase.STARTING | Phase.SERVING if status != 0:
-                self._fail(child, status)
-            case Phase.STARTING | Phase.SERVING | Phase.DRAINING:
-                self._code = FAILED if status else 0
-                self._console.say(f"{child.name} stopped ({_words(status)})")
-                self._enter(Phase.LEAVING, self._grace.leaving_s)
-            case Phase.LEAVING | Phase.TERMINATING | Phase.KILLING:
-                self._console.say(f"{child.name} stopped ({_words(status)})")
-
-    def _worker_ended(self, child: Child, status: int) -> None:
-        match self._phase:
-            case Phase.STARTING:
-                self._fail(child, status)
-            case Phase.SERVING:
-                self._console.say(
-                    f"{child.name} (process {child.pid}) {_words(status)}; the others go on"
+    def _take_end(self, ended: Ended) -> None:
+        if self._link is not None and ended.incarnation:
+            self._link.exited(
+                WorkerExited(
+                    worker=ended.name,
+                    incarnation=ended.incarnation,
+                    pid=ended.pid,
+                    status=ended.status,
                 )
-                self._on_lost(child.name, child.pid, status)
+            )
+        match self._phase:
+            case Phase.STARTING if ended.status != 0 or not self._is_main(ended):
+                self._fail(ended, ended.status if ended.status > 0 else FAILED)
+            case Phase.STARTING:
+                self._leave(ended)
+            case Phase.SERVING:
+                self._go_on(ended)
+            case Phase.DRAINING if self._is_main(ended):
+                self._leave(ended)
             case Phase.DRAINING | Phase.LEAVING | Phase.TERMINATING | Phase.KILLING:
-                self._console.say(f"{child.name} stopped ({_words(status)})")
+                self._console.say(f"{ended.name} stopped ({_words(ended.status)})")
+            case _:
+                assert_never(self._phase)
 
-    def _fail(self, child: Child, status: int) -> None:
-        self._code = status if status > 0 else FAILED
-        if self._children:
-            self._console.say(f"{child.name} {_words(status)}; stopping everything")
-        else:
-            self._console.say(f"{child.name} {_words(status)}")
+    def _go_on(self, ended: Ended) -> None:
+        """While serving: what becomes of one that has ended, and of the others."""
+        match ended.fate:
+            case StartAgain(after_s=after_s):
+                self._console.say(
+                    f"{ended.name} (process {ended.pid}) {_words(ended.status)}; the others go on, "
+                    f"and it is started again{f' in {after_s:g} s' if after_s else ''}"
+                )
+                self._crew.start_after(after_s, lambda: self._again(ended.name), ended.name)
+            case EndedForGood() if self._is_main(ended):
+                self._leave(ended)
+            case EndedForGood():
+                self._ended_for_good.add(ended.name)
+                self._console.say(f"{ended.name} stopped (exit code 0) and stays down")
+            case GivenUp(code=code, why=why):
+                self._console.say(f"{ended.name}: {why}")
+                self._fail(ended, code)
+            case _:
+                assert_never(ended.fate)
+
+    def _again(self, name: str) -> ChildSpec:
+        if name == self._main.name and self._main_again is not None:
+            return self._main_again(frozenset(self._ended_for_good))
+        return self._specs[name]
+
+    def _is_main(self, ended: Ended) -> bool:
+        return ended.name == self._main.name
+
+    def _leave(self, main: Ended) -> None:
+        self._code = 0 if main.status in (0, EXIT_RESTART) else FAILED
+        self._console.say(f"{main.name} stopped ({_words(main.status)})")
+        self._enter(Phase.LEAVING, self._grace.leaving_s)
+
+    def _fail(self, ended: Ended, code: int) -> None:
+        self._code = code
+        others = "; stopping everything" if self._crew.living() else ""
+        self._console.say(f"{ended.name} {_words(ended.status)}{others}")
         self._terminate()
 
     def _take_signals(self, pipe: SignalPipe) -> None:
@@ -171,15 +181,20 @@ class Supervisor:
                 self._kill()
 
     def _check_ready(self, ready: ReadySignal) -> None:
-        if ready.check() and self._phase is Phase.STARTING:
-            self._selector.unregister(ready)
-            self._phase = Phase.SERVING
-            self._on_ready()
+        if ready.check():
+            self._loop.unwatch(ready)
+            if self._phase is Phase.STARTING:
+                self._phase = Phase.SERVING
+                self._on_ready()
 
     def _drain(self) -> None:
+        main = self._crew.get(self._main.name)
+        if main is None:  # it is about to be started again: nobody is there to ask the others
+            self._terminate()
+            return
         self._console.say("finishing what runs; another signal ends it at once")
         self._enter(Phase.DRAINING, self._grace.draining_s)
-        self._children[self._main].terminate()
+        main.terminate()
 
     def _escalate(self) -> None:
         if self._phase is Phase.TERMINATING:
@@ -189,25 +204,19 @@ class Supervisor:
 
     def _terminate(self) -> None:
         self._enter(Phase.TERMINATING, self._grace.terminating_s)
-        for child in self._children.values():
-            child.terminate()
+        self._crew.terminate()
 
     def _kill(self) -> None:
         self._enter(Phase.KILLING, None)
-        for child in self._children.values():
-            self._console.say(f"killing {child.name}")
-            child.kill()
+        self._crew.kill()
 
     def _enter(self, phase: Phase, bound_s: float | None) -> None:
+        """None of these phases starts anyone."""
         self._phase = phase
-        self._deadline_s = None if bound_s is None else time.monotonic() + bound_s
-
-    def _end_all(self) -> None:
-        """Only after an exception: nothing may be left running."""
-        for child in self._children.values():
-            child.kill()
-            os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
-            child.reap()
+        self._crew.start_nobody()
+        self._loop.cancel("escalate")
+        if bound_s is not None:
+            self._loop.after("escalate", bound_s, self._escalate)
 
 
 def _words(status: int) -> str:

@@ -1,6 +1,7 @@
 """rlt-worker: starts and supervises one engine process that joins a coordinator elsewhere.
 
-The same supervisor as rlt-coordinator's, with the engine as its main child.
+The same supervisor as rlt-coordinator's, with the engine as its main child: started again when it
+fails, killed when the coordinator asks for it. SIGTERM is passed on, and the engine drains.
 """
 
 import argparse
@@ -18,9 +19,12 @@ from .console import Console
 from .options import TABLE, WORKER
 from .parser import build_parser
 from .processes import default_threads, worker_process
+from .restart import RestartPolicy
 from .runtime_dir import service_dir
-from .supervisor import Supervisor
+from .supervisor import Grace, Supervisor
 
+ENGINE_POLICY = RestartPolicy(must_start=True)
+MOVING_S = 10.0  # beyond the drain: the coordinator moves what is left to other workers
 DESCRIPTION = "Run one prefill or decode worker and join it to a running coordinator."
 
 
@@ -36,7 +40,13 @@ def work(options: argparse.Namespace) -> int:
             "elsewhere must reach this decode worker (tcp://HOST:0 takes any free port)"
         )
     with service_dir(options.runtime_dir or default_base()) as folder:
-        return Supervisor(_engine(options, folder), [], console=Console("launcher")).run()
+        return Supervisor(
+            _engine(options, folder),
+            [],
+            console=Console("launcher"),
+            coordinator=options.coordinator,
+            grace=Grace(draining_s=options.drain_s + MOVING_S),
+        ).run()
 
 
 def _engine(options: argparse.Namespace, folder: Path) -> ChildSpec:
@@ -49,7 +59,8 @@ def _engine(options: argparse.Namespace, folder: Path) -> ChildSpec:
             coordinator=options.coordinator,
             folder=folder,
             threads=options.threads or default_threads(1),
-        )
+        ),
+        ENGINE_POLICY,
     )
 
 

@@ -11,32 +11,52 @@ from pathlib import Path
 
 # A supervisor whose children are the given Python snippets; `main` is the first.
 _RUNNER = """
-import json, sys
+import json, os, resource, sys
 from pathlib import Path
 from rlt.launch.arrival import FileArrival
 from rlt.launch.children import ChildSpec
 from rlt.launch.console import Console
+from rlt.launch.restart import RestartPolicy
 from rlt.launch.runtime_dir import service_dir
 from rlt.launch.supervisor import Grace, Supervisor
 
-children, base = json.loads(sys.argv[1]), Path(sys.argv[2])
+children, base, coordinator = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] or None
+waits = bool(sys.argv[4])
+policies = [RestartPolicy(first_s=0.05, most_failures=5), RestartPolicy(first_s=0.05)]
+if not waits:
+    policies[0] = RestartPolicy(first_s=0.05, must_start=True)
+descriptors = len(os.listdir("/proc/self/fd"))
 with service_dir(base) as folder:
     console = Console("launcher")
     specs = [
-        ChildSpec(name=name, command=(sys.executable, "-c", code), environment={"DIR": str(folder)})
-        for name, code in children.items()
+        ChildSpec(
+            name=name,
+            command=(sys.executable, "-c", code),
+            environment={"DIR": str(folder)},
+            policy=policies[min(place, 1)],
+            worker=place > 0 or not waits,
+        )
+        for place, (name, code) in enumerate(children.items())
     ]
     ready = FileArrival(folder / "service.json")
     code = Supervisor(
         specs[0],
         specs[1:],
         console=console,
-        ready=ready,
+        coordinator=coordinator,
+        ready=ready if waits else None,
         on_ready=lambda: console.announce("READY"),
-        on_lost=lambda name, pid, status: console.announce(f"LOST {name} {status}"),
-        grace=Grace(leaving_s=1.0, terminating_s=1.0),
+        grace=Grace(leaving_s=1.0, terminating_s=1.0, draining_s=None if waits else 1.0),
     ).run()
     ready.close()
+left = len(os.listdir("/proc/self/fd")) - descriptors
+assert left == 0, f"{left} descriptors are left"
+try:
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+except ChildProcessError:
+    pass
+else:
+    raise AssertionError("a child is left")
 sys.exit(code)
 """
 
@@ -50,12 +70,22 @@ IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 FOREVER = "import signal; print('up', flush=True)\nwhile True: signal.pause()\n"
 WAIT = END_ON_TERM + FOREVER
 SERVE = END_ON_TERM + SAY_READY + FOREVER
+COUNT = """
+import os
+count = len(os.listdir(os.environ["DIR"] + "/../starts")) + 1
+open(f"{os.environ['DIR']}/../starts/{count}", "w").close()
+"""  # how often this child has been started; needs the folder `starts` beside its own
 
 
 @contextmanager
-def supervised(children: Mapping[str, str], base: Path) -> Iterator[subprocess.Popen[str]]:
+def supervised(
+    children: Mapping[str, str], base: Path, *, coordinator: str = "", alone: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """coordinator: where the supervisor dials. alone: the main child is a worker, and nobody waits
+    for it to be ready."""
+    arguments = [json.dumps(children), str(base), coordinator, "" if alone else "waits"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _RUNNER, json.dumps(children), str(base)],
+        [sys.executable, "-P", "-c", _RUNNER, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

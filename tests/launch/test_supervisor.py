@@ -33,28 +33,6 @@ def test_a_worker_that_dies_at_start_stops_everything_and_its_error_is_shown(
     assert list(tmp_path.glob("s-*")) == []
 
 
-def test_a_worker_that_dies_later_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    with supervised({"main": SERVE, "a": WAIT, "b": WAIT}, tmp_path) as process:
-        wait_line(process, "READY")
-        pid = _pid(process, "a")
-        _kill(pid)
-        assert wait_line(process, "LOST") == "LOST a -9\n"
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert "b stopped (exit code 0)" in err
-
-
-def test_the_main_childs_death_stops_everything_with_a_nonzero_code(tmp_path: Path) -> None:
-    with supervised({"main": SERVE, "worker": WAIT}, tmp_path) as process:
-        main = _pid(process, "main")
-        wait_line(process, "READY")
-        _kill(main)
-        _, err = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert "main ended by SIGKILL; stopping everything" in err
-
-
 def test_a_worker_that_ignores_sigterm_is_killed_within_the_bounds(tmp_path: Path) -> None:
     stubborn = IGNORE_TERM + FOREVER
     with supervised({"main": SERVE, "worker": stubborn}, tmp_path) as process:

@@ -23,7 +23,7 @@ LIGHT = {
     "runtime": "types errors events config clock story request exit_policy scheduler admission "
     "kv_manager plans interfaces",
     "launch": "cli worker ask chat answer options parser supervisor children console processes "
-    "notice runtime_dir arrival signals",
+    "runtime_dir arrival signals loop crew restart reaped started supervisor_link",
 }
 # What the coordinator may use of the folders below it: messages, channels and plain values.
 COORDINATOR_MAY_USE = {
