@@ -59,6 +59,8 @@ class Attempt:
     received: bool = False  # D holds the whole prompt
     activated: bool = False
     prefill_let_go_s: float | None = None  # when P said so
+    prefill_lost: str | None = None  # why P is gone, while D may still have got everything
+    lost_version: int = 0  # D knows that P is gone if it has heard of these peers
     legs: tuple[Leg, Leg] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,11 @@ class Attempt:
     def live(self) -> bool:
         """Its request still depends on it."""
         return self.phase in (Phase.RESERVING, Phase.STARTING, Phase.RUNNING)
+
+    @property
+    def fate_unknown(self) -> bool:
+        """P is gone, and D has not said yet whether it holds the whole prompt."""
+        return self.live and self.prefill_lost is not None and not self.received
 
     @property
     def writer_never_started(self) -> bool:

@@ -135,11 +135,17 @@ class Attempts:
             reason = f"the {leg.role} worker dropped the request without giving a reason"
             self._owner.attempt_failed(attempt, "worker_lost", reason)
 
-    def leg_lost(self, attempt: Attempt, leg: Leg, error: str) -> None:
-        """The worker is gone for good. A request whose prompt D holds does not need P any more."""
+    def leg_lost(self, attempt: Attempt, leg: Leg, error: str, version: int) -> None:
+        """The worker is gone for good, as peers from `version` on say. A request whose prompt D
+        holds does not need P any more; whether it does, D will tell."""
         self._settle(attempt, leg)
-        if attempt.live and not (leg.role == "prefill" and attempt.received):
+        if not attempt.live:
+            pass
+        elif leg.role == "decode" or attempt.writer_never_started:
             self._owner.attempt_failed(attempt, "worker_lost", error)
+        elif not attempt.received:
+            self._asks.answered(AskKind.PREFILL, attempt)
+            attempt.prefill_lost, attempt.lost_version = error, version
         self._forget_if_over(attempt)
 
     def refused(self, attempt: Attempt, leg: Leg, code: str, reason: str) -> None:

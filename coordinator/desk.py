@@ -137,8 +137,9 @@ class Desk:
             piece = request.text.push(tokens)
         stop = skip + piece.taken
         tokens, depths = row.token_ids[skip:stop], row.exit_depths[skip:stop]
+        start = request.delivered
         if tokens:
-            self._note(request, depths, now)
+            self._note(request, tokens, depths, now)
         text, reason = piece.text, row.finish_reason
         if reason is not None and request.text is not None:
             text += request.text.finish()
@@ -146,13 +147,12 @@ class Desk:
             reason = FinishReason.STOP
         delta = Delta(
             request_id=request.asked.request_id,
-            start_index=request.delivered,
+            start_index=start,
             token_ids=tokens,
             exit_depths=depths,
             logprobs=row.logprobs[skip:stop],
             text=text,
         )
-        request.delivered += len(tokens)
         self._counters["output_tokens"] += len(tokens)
         if reason is None:
             self._emit(Deliver(request.client, delta))
@@ -162,13 +162,17 @@ class Desk:
             request.complete = row.finish_reason is not None and stop == len(row.token_ids)
             self._end(request, delta, reason)
 
-    def _note(self, request: Request, depths: tuple[int, ...], now: Now) -> None:
+    def _note(
+        self, request: Request, tokens: tuple[int, ...], depths: tuple[int, ...], now: Now
+    ) -> None:
         self._observer.output(request, depths, now)
         if request.first_output_s is None:
             request.first_output_s = now.mono_s
             request.timeline.mark("first_token", now.wall_s)
         request.last_output_s = now.mono_s
+        request.tokens += tokens
         request.exit_depths += depths
+        request.failures = request.refusals = 0
 
     def fail(self, request: Request, code: str, error: str) -> None:
         self._end(request, self._empty(request), FinishReason.ERROR, code, error)

@@ -13,7 +13,7 @@ import msgspec
 
 from ..runtime.errors import Overloaded, RequestError, error_from
 from ..runtime.events import Refuse, Wait
-from ..runtime.types import Generation
+from ..runtime.types import EngineRequest, Generation
 from ..runtime.validate import resolve_request
 from .attempts import Attempts
 from .credits import Books
@@ -64,7 +64,7 @@ class Dispatcher:
         if self._line.full:
             raise Overloaded(f"{len(self._line)} requests are waiting already: try later")
         self._resolve(request)
-        choice = self._choose(request)
+        choice = self._choose(request, request.resolved)
         if isinstance(choice, Refuse):
             raise error_from(choice.code, choice.reason)
         if self._line.add(request):
@@ -77,10 +77,32 @@ class Dispatcher:
         request.refusals += 1
         if code not in TRANSIENT or request.refusals > MAX_TRANSIENT_REFUSALS:
             request.refused_by[worker] = (code, reason)
+        self.again(request)
+
+    def again(self, request: Request) -> None:
+        """Its attempt is over. It goes on from what was delivered, with whichever pair takes it."""
         request.attempt = None
         request.move(RequestPhase.QUEUED)
+        request.resolved = self._going_on(request)
+        for names in (request.failed_at, request.refused_by):  # who is gone needs no mention
+            for name in [name for name in names if self._registry.get(name) is None]:
+                del names[name]
         self._line.put_back(request)
         self._offered_at = None  # offer everything anew
+
+    def never(self, request: Request) -> str | None:
+        """Why no worker that is here could ever go on with it, if that is so."""
+        choice = self._choose(request, self._going_on(request))
+        return choice.reason if isinstance(choice, Refuse) else None
+
+    def _going_on(self, request: Request) -> EngineRequest | None:
+        if request.resolved is None or not request.delivered:
+            return request.resolved
+        return msgspec.structs.replace(
+            request.resolved,
+            delivered=tuple(request.tokens),
+            delivered_depths=tuple(request.exit_depths),
+        )
 
     def remove(self, request: Request) -> None:
         self._line.remove(request)
@@ -105,12 +127,15 @@ class Dispatcher:
         except RequestError as error:  # the first worker came after the request
             self._fail(request, error.code, str(error))
             return Verdict.ENDED
-        choice = self._choose(request)
+        choice = self._choose(request, request.resolved)
         match choice:
             case Pair():
                 self._begin(request, choice)
                 return Verdict.STARTED
             case Refuse(code=code, reason=reason):
+                if request.last_failure is not None:
+                    code, failure = request.last_failure
+                    reason = f"{failure}; it cannot go on elsewhere: {reason}"
                 self._fail(request, code, reason)
                 return Verdict.ENDED
             case Wait() | NoPair():
@@ -124,6 +149,7 @@ class Dispatcher:
         engine_request = msgspec.structs.replace(request.resolved, generation=generation)
         request.move(RequestPhase.RUNNING)
         request.attempt = generation
+        request.attempts += 1
         request.timeline.mark("admitted", self._now.wall_s)
         self._observer.started(request, self._now)
         name = request.asked.request_id
@@ -145,23 +171,24 @@ class Dispatcher:
                 pool_tokens=self._registry.pool_tokens(),
             )
 
-    def _choose(self, request: Request) -> Choice:
+    def _choose(self, request: Request, asked: EngineRequest | None) -> Choice:
         geometry = self._registry.geometry
-        if request.resolved is None or geometry is None:
+        if asked is None or geometry is None:
             return NoPair("no_prefill_worker", "no worker has registered yet")
         return choose_pair(
-            need_of(request.resolved, geometry),
+            need_of(asked, geometry),
             self._registry.pairs(),
             self._registry.incarnations("prefill"),
             self._registry.incarnations("decode"),
             self._books,
             request.refused_by,
+            request.failed_at,
         )
 
     def deadline_error(self, request: Request) -> tuple[str, str]:
         """What to call it that the request's time is up."""
         if request.phase is RequestPhase.QUEUED:
-            choice = self._choose(request)
+            choice = self._choose(request, request.resolved)
             if isinstance(choice, NoPair):
                 return choice.code, f"{choice.reason}, until the request's deadline"
             return "deadline_exceeded", "the deadline passed while the request waited for room"
@@ -175,7 +202,7 @@ class Dispatcher:
         for request in self._line:
             since_s = max(request.received_s, self._pairless_since_s)
             if now.mono_s - since_s >= self._pair_wait_s:
-                choice = self._choose(request)
+                choice = self._choose(request, request.resolved)
                 if isinstance(choice, NoPair):
                     late.append((request, choice))
         return late

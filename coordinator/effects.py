@@ -14,6 +14,7 @@ from ..connector.messages import (
     Confirm,
     ConfirmRow,
     CoordinatorToClient,
+    CoordinatorToSupervisor,
     CoordinatorToWorker,
     Deltas,
 )
@@ -21,6 +22,7 @@ from ..runtime.interfaces import Delta
 from ..runtime.types import Generation
 
 DELTAS_PER_FRAME = 1024
+ToWorkerSocket = CoordinatorToWorker | CoordinatorToSupervisor
 
 
 class SendClient(msgspec.Struct, frozen=True):
@@ -29,8 +31,10 @@ class SendClient(msgspec.Struct, frozen=True):
 
 
 class SendWorker(msgspec.Struct, frozen=True):
+    """incarnation: of a worker, or a supervisor's identity."""
+
     incarnation: str
-    message: CoordinatorToWorker
+    message: ToWorkerSocket
 
 
 class Deliver(msgspec.Struct, frozen=True):
@@ -57,7 +61,7 @@ class Outbox:
     def __init__(
         self,
         send_client: Callable[[bytes, CoordinatorToClient], SendResult],
-        send_worker: Callable[[str, CoordinatorToWorker], SendResult],
+        send_worker: Callable[[str, ToWorkerSocket], SendResult],
     ) -> None:
         self._send_client = send_client
         self._send_worker = send_worker

@@ -33,7 +33,9 @@ from .observer import Observer
 from .output_rows import row_fault
 from .registry import Registry, Worker
 
-UNCONFIRMED = "unconfirmed"  # D's word for: released, but the last Confirm has not come
+# D's words for where a generation is:
+UNCONFIRMED = "unconfirmed"  # released, but the last Confirm has not come
+NOT_RECEIVED = ("receiving", "cancelling")
 
 RECEIVED_S = 5.0  # how far a worker's messages may lie behind another's
 
@@ -141,7 +143,7 @@ class Handoffs:
                 self._counters["unknown_generations"] += 1
                 self._emit(SendWorker(worker.incarnation, Cancel(generation=live.generation)))
             elif worker.role == "decode":
-                self._compare_decode(attempt, worker, live, now)
+                self._compare_decode(attempt, worker, live, message.peers_version, now)
         for attempt in self._attempts.at(worker.incarnation):
             leg = attempt.leg_at(worker.incarnation)
             if leg is not None and leg.known and attempt.generation not in listed:
@@ -211,13 +213,18 @@ class Handoffs:
         self._confirm(worker, row, attempt.request.delivered)
 
     def _compare_decode(
-        self, attempt: Attempt, worker: Worker, live: LiveGeneration, now: Now
+        self, attempt: Attempt, worker: Worker, live: LiveGeneration, peers_version: int, now: Now
     ) -> None:
+        if attempt.live and live.phase not in NOT_RECEIVED:
+            attempt.received = True
         if attempt.phase is Phase.FINISHED:  # it waits for a Confirm that was lost
             row = ConfirmOutput(worker.incarnation, live.generation, attempt.request.delivered)
             self._emit(row)
         elif attempt.live and live.outputs > attempt.request.delivered:
             self._attempts.ask_resend(attempt, now.mono_s)
+        elif attempt.fate_unknown:
+            if peers_version >= attempt.lost_version:  # nothing of P can come in any more
+                self._owner.attempt_failed(attempt, "worker_lost", attempt.prefill_lost or "")
         elif attempt.live and not attempt.received and attempt.prefill_let_go_s is not None:
             # D tells of a receive before P hears of it: what P let go of has long been received,
             # or never will be, and P's word about that was lost.

@@ -40,13 +40,13 @@ class WaitingLine:
         return False
 
     def put_back(self, request: Request) -> None:
-        """To the front of its priority: it had its turn already, and its pair refused it."""
+        """To the front of its priority: it had its turn already. Of several, the oldest is first."""
         self._waiting = {request: None, **self._waiting}
         self._sort()
 
     def _sort(self) -> None:
         """Stable, so that each priority keeps its order."""
-        self._waiting = dict.fromkeys(sorted(self._waiting, key=lambda r: r.asked.priority))
+        self._waiting = dict.fromkeys(sorted(self._waiting, key=_place))
 
     def remove(self, request: Request) -> None:
         self._waiting.pop(request, None)
@@ -82,3 +82,8 @@ class WaitingLine:
 
     def __contains__(self, request: object) -> bool:
         return request in self._waiting
+
+
+def _place(request: Request) -> tuple[int, bool, int]:
+    had_its_turn = request.attempts > 0
+    return request.asked.priority, not had_its_turn, request.number if had_its_turn else 0

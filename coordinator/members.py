@@ -15,6 +15,7 @@ from ..connector.messages import (
     PairReady,
     Register,
     RegisterRefused,
+    Supervise,
     Welcome,
     WorkerExited,
 )
@@ -26,10 +27,12 @@ from .generations import Generations
 from .handoffs import Handoffs
 from .now import Now
 from .registry import Registry, Worker
+from .supervisors import Supervisors
 
 logger = logging.getLogger(__name__)
 
 QUARANTINED = "blocks_quarantined"  # the name of that figure in a worker's heartbeat
+MAX_FEARED = 1024  # incarnations that one heartbeat may name
 UNREACHABLE_S = 2.0  # a closed connection that is not opened again for so long means a dead worker
 
 
@@ -42,6 +45,7 @@ class Members:
         attempts: Attempts,
         handoffs: Handoffs,
         generations: Generations,
+        supervisors: Supervisors,
         emit: Callable[[Effect], None],
         heartbeat_s: float,
         heartbeat_timeout_s: float,
@@ -52,6 +56,7 @@ class Members:
         self._attempts = attempts
         self._handoffs = handoffs
         self._generations = generations
+        self._supervisors = supervisors
         self._emit = emit
         self._heartbeat_s = heartbeat_s
         self._timeout_s = heartbeat_timeout_s
@@ -61,12 +66,14 @@ class Members:
         worker = self._registry.get(incarnation)
         if worker is None:
             refusal = self._registry.refusal(incarnation, message)
+            if self._supervisors.is_dead(incarnation):
+                refusal = "this incarnation was reaped: its words are late"
             if refusal is not None:
                 logger.warning("refused %s worker %s: %s", message.role, message.worker, refusal)
                 self._emit(SendWorker(incarnation, RegisterRefused(reason=refusal)))
                 return
             for older in self._registry.named(message.worker):
-                self.gone(older, "a new incarnation has taken its name")
+                self.gone(older, "a new incarnation has taken its name", now)
             self._generations.exceed(message.highest_epoch)
             worker = self._registry.add(message, now.mono_s)
             self._books.open(incarnation, message.limits)
@@ -112,21 +119,44 @@ class Members:
         self._handoffs.heartbeat(worker, message, now)
         if message.peers_version != self._registry.version:
             self._emit(SendWorker(worker.incarnation, self._registry.peers_for(worker)))
-        answer = HeartbeatAnswer(oldest_live=self.oldest_live())
+        dead = self._feared(message.quarantined_from, now)
+        answer = HeartbeatAnswer(oldest_live=self.oldest_live(), dead=dead)
         self._emit(SendWorker(worker.incarnation, answer))
+
+    def _feared(self, incarnations: tuple[str, ...], now: Now) -> tuple[str, ...]:
+        """Which of them are dead. Those that are neither dead nor members are to be killed."""
+        feared = incarnations[:MAX_FEARED]
+        for incarnation in feared:
+            if self._registry.get(incarnation) is None:
+                self._registry.bar(incarnation)
+                self._supervisors.expel(incarnation, now.mono_s)
+        return self._supervisors.dead_of(feared)
 
     def oldest_live(self) -> Generation:
         return self._attempts.oldest() or self._generations.upcoming
 
-    def exited(self, message: WorkerExited) -> None:
-        for worker in self._registry.named(message.worker):
-            if worker.pid == message.pid:
-                self.gone(worker, f"its process {message.pid} ended with status {message.status}")
+    def supervised(self, identity: str, message: Supervise | WorkerExited, now: Now) -> None:
+        """A supervisor's word."""
+        match message:
+            case Supervise():
+                for incarnation in self._supervisors.heard(identity, message, now.mono_s):
+                    if self._registry.is_barred(incarnation):
+                        self._supervisors.expel(incarnation, now.mono_s)
+            case WorkerExited():
+                self._supervisors.exited(message)
+                worker = self._registry.get(message.incarnation)
+                if worker is not None:
+                    why = f"its process {message.pid} ended with status {message.status}"
+                    self.gone(worker, why, now)
+            case _:
+                assert_never(message)
 
-    def unreachable(self, incarnation: str, now: Now) -> None:
-        """Its connection is closed. It may dial again; if it does not, it is gone."""
-        worker = self._registry.get(incarnation)
-        if worker is not None and worker.unreachable_since_s is None:
+    def unreachable(self, identity: str, now: Now) -> None:
+        """The connection is closed. A worker may dial again; if it does not, it is gone."""
+        worker = self._registry.get(identity)
+        if worker is None:
+            self._supervisors.lost(identity)
+        elif worker.unreachable_since_s is None:
             worker.unreachable_since_s = now.mono_s
 
     def expire(self, now: Now) -> None:
@@ -139,20 +169,23 @@ class Members:
             silent_s = now.mono_s - worker.heard_s
             cut_s = now.mono_s - (worker.unreachable_since_s or now.mono_s)
             if silent_s > self._timeout_s:
-                self.gone(worker, f"no heartbeat for {silent_s:.1f} s")
+                self.gone(worker, f"no heartbeat for {silent_s:.1f} s", now)
             elif cut_s > min(UNREACHABLE_S, self._timeout_s):
-                self.gone(worker, f"its connection has been closed for {cut_s:.1f} s")
+                self.gone(worker, f"its connection has been closed for {cut_s:.1f} s", now)
+        self._supervisors.tick(now.mono_s)
 
-    def gone(self, worker: Worker, why: str) -> None:
+    def gone(self, worker: Worker, why: str, now: Now) -> None:
+        """It takes part no more, and is to be killed if it is not dead yet."""
         logger.warning("%s worker %s is gone: %s", worker.role, worker.name, why)
         error = f"{worker.role} worker {worker.name} is gone: {why}"
         self._registry.remove(worker.incarnation)  # first, so that nothing is routed there again
         for attempt in self._attempts.at(worker.incarnation):
             leg = attempt.leg_at(worker.incarnation)
             if leg is not None:
-                self._attempts.leg_lost(attempt, leg, error)
+                self._attempts.leg_lost(attempt, leg, error, self._registry.version)
         self._attempts.forget_worker(worker.incarnation)
         self._books.close(worker.incarnation)
+        self._supervisors.expel(worker.incarnation, now.mono_s)
         self.tell_peers()
 
     def tell_peers(self) -> None:

@@ -22,7 +22,10 @@ from ..runtime.interfaces import AdmissionLimits
 from ..runtime.types import KVGeometry, ModelDescription
 from .attempt import Role
 from .registration import registration_fault
+from .remembered import Remembered
 from .router import Pair
+
+MAX_REMOVED = 16384
 
 
 def _unnamed(model: ModelDescription) -> ModelDescription:
@@ -52,7 +55,7 @@ class Registry:
         self._workers: dict[str, Worker] = {}
         self._pairs: dict[Pair, None] = {}
         self._refused: dict[Pair, str] = {}  # pairs that will never be ready, and why
-        self._removed: set[str] = set()
+        self._removed = Remembered(MAX_REMOVED)
         self.changes = 0  # moves with every change of membership or of the ready pairs
 
     def refusal(self, incarnation: str, message: Register) -> str | None:
@@ -103,13 +106,20 @@ class Registry:
 
     def remove(self, incarnation: str) -> None:
         del self._workers[incarnation]
-        self._removed.add(incarnation)
+        self.bar(incarnation)
         for pair in [*self._pairs, *self._refused]:
             if incarnation in (pair.prefill, pair.decode):
                 self._pairs.pop(pair, None)
                 self._refused.pop(pair, None)
         self.version += 1
         self.changes += 1
+
+    def bar(self, incarnation: str) -> None:
+        """It counts as gone, and may not come back."""
+        self._removed.add(incarnation)
+
+    def is_barred(self, incarnation: str) -> bool:
+        return incarnation in self._removed
 
     def pair_ready(self, prefill: str, decode: str) -> bool:
         """True if this opened a pair. A pair of workers that are not both here is no pair."""

@@ -4,6 +4,7 @@ Owns what was delivered to the client so far, across attempts. Knows nothing of 
 names of those that refused it.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -41,8 +42,9 @@ class Request:
     phase: RequestPhase = RequestPhase.QUEUED
     resolved: EngineRequest | None = None  # None until a worker has told what it serves
     attempt: Generation | None = None
-    delivered: int = 0  # outputs 0..delivered-1 went to the client
-    exit_depths: list[int] = field(default_factory=list)  # of the delivered outputs
+    attempts: int = 0  # that were ever started
+    tokens: list[int] = field(default_factory=list)  # outputs that went to the client
+    exit_depths: list[int] = field(default_factory=list)  # of these
     first_output_s: float | None = None
     last_output_s: float | None = None
     complete: bool = False  # the whole output did, with its finish reason
@@ -50,7 +52,15 @@ class Request:
     error_code: str | None = None
     refused_by: dict[str, tuple[str, str]] = field(default_factory=dict)  # incarnation: code, why
     refusals: int = 0
+    failures: int = 0  # attempts that failed since the last token was delivered
+    failed_at: Counter[str] = field(default_factory=Counter)  # by incarnation, its failed attempts
+    last_failure: tuple[str, str] | None = None  # code and error of the last failed attempt
     bypassed: int = 0  # younger requests that were started before this one
+
+    @property
+    def delivered(self) -> int:
+        """Outputs 0..delivered-1 went to the client."""
+        return len(self.tokens)
 
     def move(self, to: RequestPhase) -> None:
         if to not in _MOVES[self.phase]:

@@ -21,12 +21,13 @@ class Pair(msgspec.Struct, frozen=True, order=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What one request takes of each side. decode_first: of a worker where it grows, at first."""
+    """What one attempt takes of each side. decode_first: of a worker where it grows, at first.
+    context_tokens: what P runs, the prompt and what is replayed."""
 
     prefill: Credit
     decode: Credit
     decode_first: Credit
-    prompt_tokens: int
+    context_tokens: int
     capacity_tokens: int
 
     def of_decode(self, account: Account) -> Credit:
@@ -44,13 +45,13 @@ Choice = Pair | Wait | NoPair | Refuse
 
 
 def need_of(request: EngineRequest, geometry: KVGeometry) -> Need:
-    prompt, whole = len(request.prompt), request.capacity_tokens
-    first = min(prompt + 1, whole)
+    context, whole = request.context_tokens, request.capacity_tokens
+    first = min(context + 1, whole)
     return Need(
-        prefill=Credit(blocks=geometry.blocks(prompt), slots=1, compute_tokens=prompt),
+        prefill=Credit(blocks=geometry.blocks(context), slots=1, compute_tokens=context),
         decode=Credit(blocks=geometry.blocks(whole), receive_slots=1),
         decode_first=Credit(blocks=geometry.blocks(first), receive_slots=1),
-        prompt_tokens=prompt,
+        context_tokens=context,
         capacity_tokens=whole,
     )
 
@@ -62,8 +63,10 @@ def choose_pair(
     decode: Iterable[str],
     books: Books,
     refused_by: Mapping[str, tuple[str, str]],
+    failed_at: Mapping[str, int],
 ) -> Choice:
-    """prefill, decode: every registered worker, in a ready pair or not."""
+    """pairs: those that may be given something. prefill, decode: every registered worker. failed_at:
+    by worker, how often it failed this request; others are preferred."""
     prefill, decode = tuple(prefill), tuple(decode)
     never = _never(need, prefill, decode, books, refused_by)
     if never is not None:
@@ -79,7 +82,12 @@ def choose_pair(
     ]
     if not fitting:
         return Wait(f"no pair has room for {need.decode.blocks} blocks and a receive slot")
-    return min(fitting, key=lambda pair: (*_load(pair, books), pair))
+
+    def rank(pair: Pair) -> tuple[int, float, int, Pair]:
+        failures = failed_at.get(pair.prefill, 0) + failed_at.get(pair.decode, 0)
+        return (failures, *_load(pair, books), pair)
+
+    return min(fitting, key=rank)
 
 
 def _load(pair: Pair, books: Books) -> tuple[float, int]:
@@ -101,7 +109,7 @@ def _never(
     refused_by: Mapping[str, tuple[str, str]],
 ) -> Refuse | None:
     for workers, credit, positions in (
-        (prefill, need.prefill, need.prompt_tokens),
+        (prefill, need.prefill, need.context_tokens),
         (decode, need.decode, need.capacity_tokens),
     ):
         accounts = [books.account(worker) for worker in workers]

@@ -18,10 +18,9 @@ from ..connector.messages import (
     AskStatistics,
     ClientToCoordinator,
     CoordinatorToClient,
-    CoordinatorToWorker,
     Register,
     Shutdown,
-    WorkerExited,
+    SupervisorToCoordinator,
     WorkerToCoordinator,
 )
 from ..runtime.errors import ServiceError
@@ -30,7 +29,7 @@ from .attempt import Role
 from .client_sockets import ClientSockets
 from .config import CoordinatorConfig
 from .discovery import ServiceRecord, write_record
-from .effects import Effect, Outbox, SendClient
+from .effects import Effect, Outbox, SendClient, ToWorkerSocket
 from .local_clients import LocalClients
 from .metrics.exposition import Metrics
 from .now import Now
@@ -74,8 +73,8 @@ class CoordinatorService:
         self._stopping = False
         self._record: Path | None = None
         self._hopeless: str | None = None  # why it will never be ready
-        self._workers: RouterChannel[FromWorker, CoordinatorToWorker] = RouterChannel(
-            WorkerToCoordinator | WorkerExited, self._from_worker
+        self._workers: RouterChannel[FromWorker, ToWorkerSocket] = RouterChannel(
+            WorkerToCoordinator | SupervisorToCoordinator, self._from_worker
         )
         self.prompts = Prompts(tokenizer, self._handle_client, config.max_queue)
         self._clients = ClientSockets(self.prompts.take)
@@ -187,7 +186,7 @@ class CoordinatorService:
             return self.local.send(client, message)
         return self._clients.send(client, message)
 
-    def _send_worker(self, incarnation: str, message: CoordinatorToWorker) -> SendResult:
+    def _send_worker(self, incarnation: str, message: ToWorkerSocket) -> SendResult:
         return self._workers.send(incarnation.encode(), message)
 
     # Time

@@ -28,6 +28,8 @@ from ..connector.messages import (
     RegisterRefused,
     ServiceInfo,
     Statistics,
+    Supervise,
+    SupervisorToCoordinator,
     WorkerExited,
     WorkerToCoordinator,
 )
@@ -52,11 +54,13 @@ from .observer import Observer, Unobserved
 from .prompts import Prompt
 from .registry import Registry, Worker
 from .request import Request
+from .retries import Retries
 from .snapshot import Snapshot, take_snapshot
+from .supervisors import Supervisors
 
 logger = logging.getLogger(__name__)
 
-FromWorker = WorkerToCoordinator | WorkerExited
+FromWorker = WorkerToCoordinator | SupervisorToCoordinator
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
@@ -84,12 +88,14 @@ class CoordinatorState:
         self._handoffs = Handoffs(
             self._attempts, self, self._registry, emit, self.counters, self._observer
         )
+        self._supervisors = Supervisors(emit, self.counters)
         self._members = Members(
             registry=self._registry,
             books=self._books,
             attempts=self._attempts,
             handoffs=self._handoffs,
             generations=self._generations,
+            supervisors=self._supervisors,
             emit=emit,
             heartbeat_s=config.heartbeat_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
@@ -115,6 +121,13 @@ class CoordinatorState:
             pair_wait_s=config.pair_wait_s,
             now=now,
             observer=self._observer,
+        )
+        self._retries = Retries(
+            attempts=self._attempts,
+            dispatcher=self._dispatcher,
+            fail=self._desk.fail,
+            counters=self.counters,
+            max_attempts=config.max_attempts,
         )
         self._draining = False
 
@@ -148,14 +161,18 @@ class CoordinatorState:
         return self._settle()
 
     def handle_worker(self, incarnation: str, message: FromWorker, now: Now) -> list[Effect]:
+        """incarnation: who says it, by its connection; a supervisor has a name of its own there."""
         self._now = now
+        worker = self._registry.get(incarnation)
         match message:
             case Register():
                 self._members.register(incarnation, message, now)
-            case WorkerExited():
-                self._members.exited(message)
+            case Supervise() | WorkerExited():
+                if worker is None:
+                    self._members.supervised(incarnation, message, now)
+                else:
+                    self.counters["wrong_role_messages"] += 1
             case _:
-                worker = self._registry.get(incarnation)
                 if worker is None:
                     self.counters["unknown_workers"] += 1
                     self._refuse_unknown(incarnation, message)
@@ -171,7 +188,7 @@ class CoordinatorState:
                 self._members.handle(worker, message, now)
             case Output():
                 self._handoffs.output(worker, message, now)
-            case Register() | WorkerExited():
+            case Register() | Supervise() | WorkerExited():
                 raise InvariantBroken(f"{type(message).__name__} is not a member's message")
             case _:
                 self._handoffs.handle(worker, message, now)
@@ -229,8 +246,7 @@ class CoordinatorState:
 
     def attempt_failed(self, attempt: Attempt, code: str, error: str) -> None:
         """The one place that decides what a failed attempt means for its request."""
-        logger.warning("generation %d failed (%s): %s", attempt.generation, code, error)
-        self._desk.fail(attempt.request, code, error)
+        self._retries.attempt_failed(attempt, code, error, self._now)
 
     def attempt_refused(self, attempt: Attempt, leg: Leg, code: str, reason: str) -> None:
         """A worker will never take this generation: try the others, if there are any."""
@@ -336,6 +352,8 @@ class CoordinatorState:
             ready_pairs=len(self._registry.pairs()),
             credits_outstanding=self._books.outstanding(),
             repeated_asks=self._attempts.repeats,
+            expels_open=self._supervisors.open_expels,
+            supervisors=len(self._supervisors),
         )
         return values
 

@@ -104,7 +104,7 @@ class Watch:
 
     def started(self, request: Request, now: Now) -> None:
         self._attempts.inc()
-        if request.refusals:
+        if request.attempts > 1:
             self._retries.inc()
         else:
             self._queued.observe(now.mono_s - request.received_s)

@@ -47,7 +47,7 @@ def choose(max_tokens: int, *, grows: bool, taken_columns: int) -> Choice:
     if taken_columns:
         books.take("d", Generation(9), held.decode)
     need = need_of(request(max_tokens), GEOMETRY)
-    return choose_pair(need, [PAIR], ["p"], ["d"], books, {})
+    return choose_pair(need, [PAIR], ["p"], ["d"], books, {}, {})
 
 
 @pytest.mark.parametrize("grows", [False, True])

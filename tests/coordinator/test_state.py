@@ -1,7 +1,5 @@
 """The coordinator's state machine, driven by events among scripted workers."""
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -9,51 +7,21 @@ from rlt.connector.messages import (
     Cancel,
     Confirm,
     Generate,
-    GenerationFailed,
     GenerationReleased,
-    Heartbeat,
-    HeartbeatAnswer,
-    LiveGeneration,
     Output,
     OutputRow,
     PairClosed,
     PairReady,
-    Peers,
     Prefill,
     Refused,
-    RegisterRefused,
     Resend,
     Reserve,
-    Welcome,
 )
-from rlt.coordinator.generations import COUNTER_BITS
-from rlt.runtime.types import FinishReason, Generation, TokenLogprobs
+from rlt.runtime.types import FinishReason, TokenLogprobs
 
-from .workers import GEOMETRY, MODEL, ScriptedWorker, expected_tokens
+from .looking import asks, assert_idle, outcome, rejections, step_until
+from .workers import ScriptedWorker, expected_tokens
 from .world import World
-
-
-def outcome(world: World, name: str = "r", client: bytes = b"c0") -> str:
-    """How a request ended: its finish reason, or the code of its error."""
-    last = world.life(name, client).last
-    assert last is not None and last.finish_reason is not None, f"{name} has not ended"
-    return last.error_code or last.finish_reason.value
-
-
-def rejections(world: World) -> list[str]:
-    return [rejected.code for rejected in world.clients[b"c0"].rejected]
-
-
-def asks(worker: ScriptedWorker, kind: type[msgspec.Struct]) -> list[msgspec.Struct]:
-    return [message for message in worker.heard if isinstance(message, kind)]
-
-
-def assert_idle(world: World) -> None:
-    world.run_until_idle()
-    assert world.state.statistics()["credits_outstanding"] == 0
-    for worker in world.workers.values():
-        assert not worker.live, worker.name
-
 
 # The straight way
 
@@ -152,7 +120,7 @@ def test_a_lost_last_output_is_fetched_although_the_worker_has_let_go() -> None:
 
 
 def test_output_that_the_worker_has_let_go_of_is_a_named_error_not_a_wait_for_ever() -> None:
-    world = World()
+    world = World(max_attempts=1)
     world.generate(max_tokens=2)
     decode = world.named("d0")
     while not decode.log:
@@ -413,33 +381,6 @@ def test_a_small_request_may_pass_a_blocked_large_one_a_bounded_number_of_times(
 # Cancels, in every phase
 
 
-def step_until(world: World, phase: str) -> None:
-    prefill, decode = world.named("p0"), world.named("d0")
-    reached = {
-        "waiting": lambda: True,
-        "reserving": lambda: True,
-        "reserved": lambda: bool(decode.live),
-        "computing": lambda: any(r.phase == "computing" for r in prefill.live.values()),
-        "sending": lambda: any(r.phase == "sending" for r in prefill.live.values()),
-        "received": lambda: any(r.phase == "received" for r in decode.live.values()),
-        "active": lambda: any(r.outputs > 1 for r in decode.live.values()),
-    }[phase]
-    while not reached():
-        moved = False
-        for incarnation in list(world.workers):
-            if world.to_worker[incarnation] and not reached():
-                world.deliver_to_worker(incarnation)
-                moved = True
-            if world.to_coordinator[incarnation] and not reached():
-                world.deliver_to_coordinator(incarnation)
-                moved = True
-        if moved:
-            continue
-        for act in (world.decode, world.transfer, world.compute):
-            if not reached():
-                act()
-
-
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "client gone"])
 @pytest.mark.parametrize(
     "phase", ["waiting", "reserving", "reserved", "computing", "sending", "received", "active"]
@@ -483,376 +424,7 @@ def test_a_cancel_for_an_unknown_request_is_answered() -> None:
     assert world.clients[b"c0"].cancel_done == 1
 
 
-# Failures
-
-
-@pytest.mark.parametrize("role", ["p0", "d0"])
-def test_a_failure_of_one_leg_cancels_the_other_and_reaches_the_client(role: str) -> None:
-    world = World()
-    world.generate(max_tokens=50)
-    step_until(world, "computing")
-    worker = world.named(role)
-    [generation] = worker.live
-    world.to_coordinator[worker.incarnation].extend(worker.fail(generation, "transfer_failed"))
-    world.deliver_all()
-    assert outcome(world) == "transfer_failed"
-    assert_idle(world)
-    other = world.named("d0" if role == "p0" else "p0")
-    assert len(asks(other, Cancel)) == 1
-
-
-def test_a_prefill_workers_lost_failure_ends_the_request_all_the_same() -> None:
-    world = World()
-    world.generate(max_tokens=10)
-    step_until(world, "sending")
-    world.deliver_all()
-    prefill = world.named("p0")
-    _, released = prefill.fail(next(iter(prefill.live)), "transfer_failed")
-    world.to_coordinator[prefill.incarnation].append(released)
-    assert_idle(world)
-    assert outcome(world) == "transfer_failed"
-    assert world.time_s < 110.0
-
-
-def test_a_prefill_worker_is_not_needed_once_the_prompt_is_received() -> None:
-    world = World()
-    world.generate(max_tokens=10)
-    step_until(world, "received")
-    world.deliver_to_coordinator("d0-1")  # RequestReceived, while P's release is on its way
-    world.kill("p0-1")
-    assert_idle(world)
-    assert outcome(world) == "length"
-
-
-def test_a_prefill_workers_failure_does_not_matter_once_the_prompt_is_received() -> None:
-    world = World()
-    world.generate(max_tokens=10)
-    step_until(world, "received")
-    world.deliver_to_coordinator("d0-1")
-    generation = next(iter(world.named("d0").live))
-    failed = GenerationFailed(generation=generation, code="transfer_failed", error="no ack")
-    world.to_coordinator["p0-1"].appendleft(failed)
-    assert_idle(world)
-    assert outcome(world) == "length"
-
-
-@pytest.mark.parametrize("noticed", [True, False])
-@pytest.mark.parametrize("victim", ["p0", "d0"])
-def test_a_dead_worker_fails_its_requests_and_the_others_go_on(victim: str, noticed: bool) -> None:
-    world = World(prefill=2, decode=2)
-    for number in range(8):
-        world.generate(f"r{number}", max_tokens=40)
-    world.deliver_all()
-    world.kill(world.named(victim).incarnation, noticed=noticed)
-    if not noticed:
-        for _ in range(12):
-            world.beat()
-            world.deliver_all()
-            world.pass_time(1.0)
-    assert_idle(world)
-    ends = [outcome(world, f"r{number}") for number in range(8)]
-    assert sorted(set(ends)) == ["length", "worker_lost"]
-    assert ends.count("worker_lost") == 4
-    survivor = world.named("d0" if victim == "p0" else "p0")
-    assert survivor.peers is not None
-    assert victim not in {peer.worker for peer in survivor.peers.peers}
-
-
-def test_a_closed_connection_that_is_not_opened_again_means_a_dead_worker() -> None:
-    world = World()
-    world.generate(max_tokens=40)
-    world.deliver_all()
-    decode = world.named("d0").incarnation
-    world.perform(world.state.worker_unreachable(decode, world.now))
-    world.pass_time(1.0)
-    assert world.state._registry.get(decode) is not None
-    world.kill(decode, noticed=False)
-    world.pass_time(1.5)
-    assert outcome(world) == "worker_lost"
-
-
-def test_a_coordinator_that_stood_still_does_not_blame_its_workers() -> None:
-    world = World()
-    world.generate(max_tokens=40)
-    world.deliver_all()
-    world.pass_time(60.0)  # as after SIGSTOP and SIGCONT: their heartbeats are not read yet
-    assert_idle(world)
-    assert outcome(world) == "length"
-
-
-def test_without_workers_requests_wait_and_start_when_a_pair_comes() -> None:
-    world = World(prefill=0, decode=0)
-    world.generate("r")
-    world.generate("bad", prompt=(512,))
-    world.add(ScriptedWorker("p", "prefill"))
-    world.deliver_all()
-    assert outcome(world, "bad") == "invalid_request"
-    world.add(ScriptedWorker("d", "decode"))
-    assert_idle(world)
-    assert outcome(world, "r") == "length"
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "code"),
-    [(0, 1, "no_prefill_worker"), (1, 0, "no_decode_worker"), (0, 0, "no_prefill_worker")],
-)
-def test_the_missing_kind_of_worker_is_named(prefill: int, decode: int, code: str) -> None:
-    world = World(prefill=prefill, decode=decode, heartbeat_timeout_s=1000.0)
-    world.generate("r", deadline_s=20.0)
-    world.pass_time(19.0)
-    assert world.life().last is None
-    world.pass_time(2.0)
-    assert outcome(world) == code
-
-
-def test_pair_wait_ends_requests_before_their_deadline() -> None:
-    world = World(prefill=0, decode=1, pair_wait_s=3.0, heartbeat_timeout_s=1000.0)
-    world.generate("r")
-    world.pass_time(2.0)
-    assert world.life().last is None
-    world.pass_time(2.0)
-    assert outcome(world) == "no_prefill_worker"
-
-
-# Membership
-
-
-def test_a_worker_of_another_model_or_geometry_or_version_is_refused_by_name() -> None:
-    world = World()
-    others = [
-        ScriptedWorker("m", "decode", model=msgspec.structs.replace(MODEL, fingerprint="other")),
-        ScriptedWorker("g", "decode", geometry=msgspec.structs.replace(GEOMETRY, block_size=32)),
-        ScriptedWorker("r", "router"),
-    ]
-    for worker in others:
-        world.add(worker)
-    world.deliver_all()
-    reasons = [w.heard[0].reason for w in others if isinstance(w.heard[0], RegisterRefused)]
-    assert ["checkpoint" in reasons[0], "geometry" in reasons[1], "role" in reasons[2]] == [
-        True
-    ] * 3
-    old = ScriptedWorker("old", "decode")
-    world.add(old)
-    line = world.to_coordinator[old.incarnation]
-    line[0] = msgspec.structs.replace(line[0], protocol_version=0)
-    world.deliver_all()
-    assert isinstance(old.heard[0], RegisterRefused) and "protocol" in old.heard[0].reason
-    world.generate()
-    world.deliver_all()
-    assert not any(worker.live for worker in [*others, old])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("pool.geometry.block_size", 0),
-        ("pool.geometry.num_layers", -1),
-        ("pool.geometry.head_dim", 1 << 62),
-        ("pool.num_blocks", 0),
-        ("pool.num_blocks", 1 << 40),
-        ("pool.kv_base", -5),
-        ("limits.num_blocks", 1 << 40),
-        ("limits.num_slots", 0),
-        ("limits.num_receive_slots", -1),
-        ("limits.max_positions", 0),
-        ("model.num_loops", 3),
-        ("model.vocab_size", 0),
-        ("model.max_positions", -1),
-        ("model.default_exit_threshold", float("nan")),
-    ],
-)
-def test_a_worker_whose_figures_cannot_be_is_refused_even_as_the_first(
-    field: str, value: object
-) -> None:
-    """The first worker fixes the model and the geometry, so nonsense would be everybody's."""
-    world = World(0, 0)
-    odd = world.add(ScriptedWorker("odd", "decode"))
-    line = world.to_coordinator[odd.incarnation]
-    line[0] = _with(line[0], field.split("."), value)
-    world.deliver_all()
-    assert isinstance(odd.heard[0], RegisterRefused)
-    for worker in (ScriptedWorker("p", "prefill"), ScriptedWorker("d", "decode")):
-        world.add(worker)
-    world.deliver_all()
-    world.generate(max_tokens=3)
-    assert_idle(world)
-    assert outcome(world) == "length"
-
-
-def _with(record: Any, path: list[str], value: object) -> Any:
-    """The record with the field at `path` replaced."""
-    name, *deeper = path
-    changed = _with(getattr(record, name), deeper, value) if deeper else value
-    return msgspec.structs.replace(record, **{name: changed})
-
-
-@pytest.mark.parametrize("blocks", [float("nan"), float("inf"), -1.0, 1e300])
-def test_a_worker_that_counts_no_number_of_blocks_gets_nothing_and_the_others_go_on(
-    blocks: float,
-) -> None:
-    world = World(prefill=1, decode=2)
-    odd, good = world.named("d0"), world.named("d1")
-    beat = msgspec.structs.replace(odd.heartbeat(), statistics={"blocks_quarantined": blocks})
-    world.perform(world.state.handle_worker(odd.incarnation, beat, world.now))
-    for number in range(4):
-        world.generate(f"r{number}")
-    world.deliver_all()
-    assert not odd.live and len(good.live) == 4
-
-
-def test_a_layout_with_one_plane_takes_requests_as_long_as_its_whole_pool() -> None:
-    shared = msgspec.structs.replace(GEOMETRY, layout="shared")
-    world = World(0, 0)
-    for name, role in (("p", "prefill"), ("d", "decode")):
-        world.add(ScriptedWorker(name, role, geometry=shared, num_blocks=8))
-    world.deliver_all()
-    world.generate("fits", max_tokens=8 * 16 - 2)  # 8 blocks of 16 positions
-    world.generate("does not", max_tokens=8 * 16 - 1)
-    assert rejections(world) == ["too_long"]
-
-
-def test_every_pair_says_whether_it_can_serve_before_the_service_is_complete() -> None:
-    """Else the first requests would all go to the pair that happened to be first."""
-    world = World(prefill=2, decode=2)
-    assert world.state.undecided_pairs == 0
-    late = ScriptedWorker("d2", "decode")
-    world.state.handle_worker(late.incarnation, late.register(), world.now)
-    assert world.state.ready and world.state.undecided_pairs == 2
-    for prefill in ("p0", "p1"):
-        word = PairReady(decode=late.incarnation)
-        world.state.handle_worker(world.named(prefill).incarnation, word, world.now)
-    assert world.state.undecided_pairs == 0
-
-
-def test_only_when_every_pair_is_refused_will_the_service_never_serve() -> None:
-    world = World(prefill=1, decode=2)
-    prefill = world.named("p0").incarnation
-
-    def refuse(decode: str) -> None:
-        word = PairClosed(decode=decode, reason="no path between them", refused=True)
-        world.perform(world.state.handle_worker(prefill, word, world.now))
-
-    refuse(world.named("d0").incarnation)
-    refuse("d-nowhere")
-    assert world.state.unpairable is None and world.state.ready
-    refuse(world.named("d1").incarnation)
-    assert world.state.unpairable == "no path between them" and not world.state.ready
-    world.kill(world.named("d0").incarnation)
-    assert world.state.unpairable is not None
-    world.add(ScriptedWorker("d2", "decode"))
-    world.deliver_all()
-    assert world.state.unpairable is None and world.state.ready
-
-
-def test_the_same_model_under_another_path_is_accepted() -> None:
-    world = World()
-    other = world.add(
-        ScriptedWorker("d9", "decode", model=msgspec.structs.replace(MODEL, name="/elsewhere"))
-    )
-    world.deliver_all()
-    assert isinstance(other.heard[0], Welcome)
-
-
-def test_an_expelled_incarnation_never_comes_back_but_a_new_one_does() -> None:
-    world = World()
-    old = world.named("d0")
-    world.kill(old.incarnation)
-    world.perform(world.state.handle_worker(old.incarnation, old.register(), world.now))
-    assert world.state.workers("decode") == ()
-    world.add(ScriptedWorker("d0", "decode", life=2))
-    world.generate()
-    assert_idle(world)
-    assert outcome(world) == "length"
-
-
-def test_a_new_incarnation_of_a_name_replaces_the_old_one() -> None:
-    world = World()
-    world.generate(max_tokens=50)
-    world.deliver_all()
-    world.dead.add(world.named("d0").incarnation)
-    world.workers.pop("d0-1")
-    world.add(ScriptedWorker("d0", "decode", life=2))
-    world.deliver_to_coordinator("d0-2")
-    assert outcome(world) == "worker_lost"
-    assert [w.incarnation for w in world.state.workers("decode")] == ["d0-2"]
-
-
-@pytest.mark.parametrize("above", [0, 1, 1000])
-def test_generations_rise_above_every_epoch_that_a_worker_has_seen(above: int) -> None:
-    world = World(prefill=0)
-    seen = world.state._generations.epoch + above
-    world.add(ScriptedWorker("p", "prefill", highest_epoch=seen))
-    world.deliver_all()
-    world.generate()
-    world.deliver_all()
-    [generation] = world.named("d0").live
-    assert generation >> COUNTER_BITS > seen
-    assert generation < 1 << 63
-
-
-def test_an_unknown_generation_in_a_heartbeat_is_cancelled() -> None:
-    world = World()
-    decode = world.named("d0")
-    stray = Generation(5)
-    beat = Heartbeat(
-        peers_version=decode.peers.version if decode.peers else 0,
-        live=(LiveGeneration(stray, "receiving"),),
-        statistics={},
-    )
-    world.perform(world.state.handle_worker(decode.incarnation, beat, world.now))
-    world.deliver_all()
-    assert asks(decode, Cancel) == [Cancel(generation=stray)]
-    [answer] = asks(decode, HeartbeatAnswer)
-    assert isinstance(answer, HeartbeatAnswer) and answer.oldest_live > stray
-
-
-def test_a_generation_missing_from_a_heartbeat_counts_as_released() -> None:
-    world = World()
-    world.generate(max_tokens=10)
-    step_until(world, "received")
-    line = world.to_coordinator[world.named("p0").incarnation]
-    kept = [message for message in line if not isinstance(message, GenerationReleased)]
-    line.clear()
-    line.extend(kept)
-    assert_idle(world)
-    assert outcome(world) == "length"
-
-
-def test_a_leg_whose_every_word_was_lost_is_still_seen_to_have_let_go() -> None:
-    world = World()
-    world.generate(max_tokens=1)
-    while not world.state.counters["ended.length"]:
-        world.work()
-        for incarnation in ("p0-1", "d0-1"):
-            while world.to_worker[incarnation]:
-                world.deliver_to_worker(incarnation)
-        world.to_coordinator["p0-1"].clear()
-        while world.to_coordinator["d0-1"]:
-            world.deliver_to_coordinator("d0-1")
-    assert world.state.statistics()["live_attempts"] == 1
-    world.beat()
-    world.deliver_all()
-    assert world.state.idle
-
-
-def test_a_stale_peers_version_is_answered_with_the_current_peers() -> None:
-    world = World()
-    decode = world.named("d0")
-    heard = len(asks(decode, Peers))
-    beat = Heartbeat(peers_version=0, live=(), statistics={})
-    world.perform(world.state.handle_worker(decode.incarnation, beat, world.now))
-    world.deliver_all()
-    assert len(asks(decode, Peers)) == heard + 1
-
-
-def test_a_heartbeat_of_an_unknown_incarnation_is_refused() -> None:
-    world = World()
-    stranger = ScriptedWorker("s", "decode")
-    world.to_worker[stranger.incarnation] = world.to_worker["d0-1"].__class__()
-    beat = stranger.heartbeat()
-    world.perform(world.state.handle_worker(stranger.incarnation, beat, world.now))
-    [answer] = world.to_worker[stranger.incarnation]
-    assert isinstance(answer, RegisterRefused)
+# The end
 
 
 def test_a_draining_service_finishes_what_runs_and_takes_nothing_new() -> None:

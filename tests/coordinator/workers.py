@@ -101,6 +101,8 @@ class ScriptedWorker:
     burst: int = 1  # tokens of one step
     says: tuple[int, ...] | None = None  # what every request gets instead of expected_tokens()
     ended: bool = False  # it was refused: a real one exits
+    stopped: bool = False  # as by SIGSTOP
+    dull: bool = False  # it does not fail by itself what a dead peer has left
     highest_epoch: int = 0
     peers: Peers | None = None
     welcome: Welcome | None = None
@@ -168,9 +170,9 @@ class ScriptedWorker:
             case Peers():
                 known = self.peers.peers if self.peers is not None else ()
                 self.peers = message
-                if self.role == "prefill":
-                    new = [peer.incarnation for peer in message.peers if peer not in known]
-                    return [self._pair(decode) for decode in new]
+                lost = self._without({peer.incarnation for peer in message.peers})
+                new = [peer.incarnation for peer in message.peers if peer not in known]
+                return lost + [self._pair(decode) for decode in new if self.role == "prefill"]
             case Reserve():
                 return [self._reserve(message)]
             case Prefill():
@@ -199,6 +201,17 @@ class ScriptedWorker:
             return PairClosed(decode=decode, reason="no path between them", refused=True)
         return PairReady(decode=decode)
 
+    def _without(self, peers: set[str]) -> list[WorkerToCoordinator]:
+        """What was on its way from, or to, somebody who is gone cannot come any more."""
+        if self.dull:
+            return []
+        halves = [
+            g
+            for g, r in self.live.items()
+            if r.peer not in peers and r.phase in ("receiving", "computing", "sending")
+        ]
+        return [m for g in halves for m in self.fail(g, "transfer_failed")]
+
     def _reserve(self, ask: Reserve) -> WorkerToCoordinator:
         generation = ask.generation
         if generation in self.closed:
@@ -211,7 +224,8 @@ class ScriptedWorker:
                 return Refused(generation=generation, code="too_long", reason="pool too small")
             if used + need > self.num_blocks:
                 return MustWait(generation=generation, reason="full")
-            self.live[generation] = _Record(ask.request, ask.prefill, "receiving")
+            outputs = self._replayed(ask.request)
+            self.live[generation] = _Record(ask.request, ask.prefill, "receiving", outputs)
         return Reserved(
             generation=generation,
             reservation=Reservation(
@@ -223,8 +237,17 @@ class ScriptedWorker:
     def _prefill(self, ask: Prefill) -> WorkerToCoordinator:
         if ask.generation in self.closed:
             return Refused(generation=ask.generation, code="closed", reason="closed")
+        self._replayed(ask.request)
         self.live.setdefault(ask.generation, _Record(ask.request, ask.decode, "computing"))
         return PrefillAccepted(generation=ask.generation)
+
+    def _replayed(self, request: EngineRequest) -> int:
+        """How many outputs the client has already. They are as they would have come from here."""
+        count, total = len(request.delivered), request.sampling.max_tokens
+        tokens = self.says or expected_tokens(request.prompt, total)
+        assert request.delivered == tokens[:count]
+        assert request.delivered_depths == expected_depths(total)[:count]
+        return count
 
     def _confirm(self, generation: Generation, outputs: int) -> None:
         rows = self.log.get(generation, [])

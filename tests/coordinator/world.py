@@ -17,8 +17,12 @@ from rlt.connector.messages import (
     ConfirmRow,
     CoordinatorToClient,
     CoordinatorToWorker,
+    Expel,
     Generate,
     Rejected,
+    Supervise,
+    Supervised,
+    SupervisorToCoordinator,
     WorkerExited,
     WorkerToCoordinator,
 )
@@ -33,6 +37,7 @@ from rlt.runtime.types import FinishReason, RequestId, SamplingParams
 from .workers import ScriptedWorker, expected_tokens, hand_over
 
 WALL_S = 1_800_000_000.0
+SUPERVISOR = "supervisor-0"
 
 
 @dataclass
@@ -104,8 +109,12 @@ class World:
         self.state = CoordinatorState(config, self.now, draw_seed=lambda: 7, observer=observer)
         self.workers: dict[str, ScriptedWorker] = {}
         self.dead: set[str] = set()
+        self.reaped: dict[str, WorkerExited] = {}  # what the supervisor remembers
+        self.supervised = False
         self.to_worker: dict[str, deque[CoordinatorToWorker]] = {}
         self.to_coordinator: dict[str, deque[WorkerToCoordinator]] = {}
+        self.to_supervisor: deque[Expel] = deque()
+        self.from_supervisor: deque[SupervisorToCoordinator] = deque()
         self.clients = {name: ScriptedClient(name) for name in (b"c0", b"c1")}
         self._submissions = itertools.count(1)
         for number in range(prefill):
@@ -168,6 +177,8 @@ class World:
                 case Deliver(client=client, delta=delta):
                     assert not self.clients[client].gone, "output for a client that is gone"
                     self.clients[client].take(delta)
+                case SendWorker(message=Expel() as expel):
+                    self.to_supervisor.append(expel)
                 case SendWorker(incarnation=incarnation, message=ask):
                     if incarnation not in self.dead:
                         self.to_worker[incarnation].append(ask)
@@ -178,6 +189,9 @@ class World:
         self.state.check()
 
     def deliver_to_worker(self, incarnation: str, *, twice: bool = False) -> None:
+        if self.workers[incarnation].stopped:
+            self.to_worker[incarnation].clear()  # nobody reads it
+            return
         message = self.to_worker[incarnation].popleft()
         for _ in range(1 + twice):
             self.to_coordinator[incarnation].extend(self.workers[incarnation].handle(message))
@@ -187,9 +201,35 @@ class World:
         for _ in range(1 + twice):
             self.perform(self.state.handle_worker(incarnation, message, self.now))
 
+    def deliver_to_supervisor(self, *, twice: bool = False) -> None:
+        """It kills and reaps whom it has, and remembers whom it had."""
+        message = self.to_supervisor.popleft()
+        for _ in range(1 + twice):
+            if message.incarnation in self.workers:
+                self.kill(message.incarnation, noticed=False)
+            if message.incarnation in self.reaped:
+                self.from_supervisor.append(self.reaped[message.incarnation])
+
+    def deliver_from_supervisor(self, *, twice: bool = False) -> None:
+        message = self.from_supervisor.popleft()
+        for _ in range(1 + twice):
+            self.perform(self.state.handle_worker(SUPERVISOR, message, self.now))
+
     def deliver_all(self) -> None:
         """Until no message is on any line; nobody does anything of its own accord."""
-        while any(self.to_worker.values()) or any(self.to_coordinator.values()):
+        self.deliver_all_but_expulsions()
+        while self.to_supervisor:
+            self.deliver_to_supervisor()
+            self.deliver_all_but_expulsions()
+
+    def deliver_all_but_expulsions(self) -> None:
+        while (
+            any(self.to_worker.values())
+            or any(self.to_coordinator.values())
+            or self.from_supervisor
+        ):
+            while self.from_supervisor:
+                self.deliver_from_supervisor()
             for incarnation in list(self.workers):
                 while self.to_worker[incarnation]:
                     self.deliver_to_worker(incarnation)
@@ -213,7 +253,7 @@ class World:
         for worker in self._living("prefill"):
             for generation, record in list(worker.live.items()):
                 peer = self.workers.get(record.peer)
-                if peer is not None and peer.incarnation not in self.dead:
+                if peer is not None and not peer.stopped:
                     released, received = hand_over(worker, peer, generation)
                     self.to_coordinator[worker.incarnation].extend(released)
                     self.to_coordinator[peer.incarnation].extend(received)
@@ -225,11 +265,16 @@ class World:
 
     def _living(self, role: str) -> list[ScriptedWorker]:
         workers = [w for w in self.workers.values() if w.role == role]
-        return [worker for worker in workers if worker.incarnation not in self.dead]
+        return [worker for worker in workers if not worker.stopped]
 
     def beat(self) -> None:
+        if self.supervised:
+            children = tuple(
+                Supervised(w.name, w.incarnation, w.pid) for w in self.workers.values()
+            )
+            self.from_supervisor.append(Supervise(children=children))
         for worker in self.workers.values():
-            if worker.incarnation not in self.dead and not worker.ended:
+            if not worker.stopped and not worker.ended:
                 again = worker.register() if worker.welcome is None else worker.heartbeat()
                 self.to_coordinator[worker.incarnation].append(again)
 
@@ -238,12 +283,14 @@ class World:
         self.perform(self.state.tick(self.now))
 
     def kill(self, incarnation: str, *, noticed: bool = True) -> None:
+        """The process ends and is reaped. noticed: the coordinator hears of it at once."""
         worker = self.workers.pop(incarnation)
         self.dead.add(incarnation)
+        self.reaped[incarnation] = _exited(worker)
         del self.to_worker[incarnation], self.to_coordinator[incarnation]
         if noticed:
-            message = WorkerExited(worker=worker.name, pid=worker.pid, status=-9)
-            self.perform(self.state.handle_worker("supervisor", message, self.now))
+            message = self.reaped[incarnation]
+            self.perform(self.state.handle_worker(SUPERVISOR, message, self.now))
 
     def leave(self, client: bytes) -> None:
         self.clients[client].gone = True
@@ -258,3 +305,9 @@ class World:
                 return
             self.pass_time(0.3)
         raise AssertionError(f"not idle: {self.state.statistics()}")
+
+
+def _exited(worker: ScriptedWorker) -> WorkerExited:
+    return WorkerExited(
+        worker=worker.name, incarnation=worker.incarnation, pid=worker.pid, status=-9
+    )

@@ -1,0 +1,72 @@
+"""What becomes of a request whose attempt has failed: another attempt, or the error.
+
+Owns which errors are worth another pair of workers, and how often that is tried before one more
+token is delivered. What was delivered is replayed: the next attempt carries it.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from .attempt import Attempt
+from .attempts import Attempts
+from .dispatch import Dispatcher
+from .now import Now
+from .request import Request
+
+logger = logging.getLogger(__name__)
+
+RETRYABLE = ("worker_lost", "transfer_failed", "pass_failed", "pair_closed")
+DRAINING = "worker_draining"
+
+
+class Retries:
+    def __init__(
+        self,
+        *,
+        attempts: Attempts,
+        dispatcher: Dispatcher,
+        fail: Callable[[Request, str, str], None],
+        counters: Counter[str],
+        max_attempts: int,
+    ) -> None:
+        self._attempts = attempts
+        self._dispatcher = dispatcher
+        self._fail = fail
+        self._counters = counters
+        self._max_attempts = max_attempts
+
+    def attempt_failed(self, attempt: Attempt, code: str, error: str, now: Now) -> None:
+        request = attempt.request
+        logger.warning("generation %d failed (%s): %s", attempt.generation, code, error)
+        if code not in RETRYABLE:
+            self._fail(request, code, error)
+            return
+        request.failures += 1
+        request.failed_at.update(leg.worker for leg in attempt.legs)
+        request.last_failure = (code, error)
+        never = self._dispatcher.never(request)
+        if request.failures >= self._max_attempts:
+            tries = f" (attempt {request.failures} of {self._max_attempts})"
+            self._fail(request, code, error + (tries if self._max_attempts > 1 else ""))
+        elif never is not None:
+            self._fail(request, code, f"{error}; it cannot go on elsewhere: {never}")
+        else:
+            self._again(attempt, code, now)
+
+    def move(self, attempt: Attempt, now: Now) -> bool:
+        """Off its workers, through no fault of anybody: does not count as a failure. False if it
+        could never go on elsewhere."""
+        if self._dispatcher.never(attempt.request) is not None:
+            return False
+        self._again(attempt, DRAINING, now)
+        return True
+
+    def _again(self, attempt: Attempt, code: str, now: Now) -> None:
+        request = attempt.request
+        self._counters["retries"] += 1
+        self._counters[f"retries.{code}"] += 1
+        self._counters["replays"] += request.delivered > 0
+        request.timeline.mark("retried", now.wall_s)
+        self._attempts.cancel(attempt, now.mono_s)
+        self._dispatcher.again(request)

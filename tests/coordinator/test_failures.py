@@ -1,0 +1,362 @@
+"""Attempts that fail: they are tried again with another pair, going on from what was delivered."""
+
+import pytest
+
+from rlt.connector.messages import Cancel, GenerationFailed, Reserve
+
+from .looking import asks, assert_idle, outcome, step_until
+from .workers import ScriptedWorker, expected_tokens
+from .world import World
+
+# Retries
+
+
+@pytest.mark.parametrize("code", ["transfer_failed", "pass_failed", "worker_lost", "pair_closed"])
+@pytest.mark.parametrize("role", ["p0", "d0"])
+def test_an_attempt_that_fails_is_tried_again_with_a_pair_that_has_not_failed(
+    role: str, code: str
+) -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    step_until(world, "computing")
+    worker = world.named(role)
+    [generation] = worker.live
+    world.to_coordinator[worker.incarnation].extend(worker.fail(generation, code))
+    assert_idle(world)
+    assert outcome(world) == "length"
+    assert world.state.counters[f"retries.{code}"] == 1 and not world.state.counters["replays"]
+    other = world.named("d0" if role == "p0" else "p0")
+    assert len(asks(other, Cancel)) == 1
+    [first], [second] = asks(world.named("d0"), Reserve), asks(world.named("d1"), Reserve)
+    assert isinstance(first, Reserve) and isinstance(second, Reserve)
+    assert (first.prefill, second.prefill) == ("p0-1", "p1-1")
+    assert second.generation > first.generation
+    last = world.life().last
+    assert last is not None and "retried" in [stamp.event for stamp in last.timeline]
+
+
+@pytest.mark.parametrize("delivered", [1, 2, 3, 8])
+def test_what_was_delivered_is_replayed_elsewhere_without_gap_or_repetition(delivered: int) -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    while len(world.life().tokens) < delivered:
+        world.work()
+        world.deliver_all()
+    world.kill("d0-1")
+    assert_idle(world)
+    assert outcome(world) == "length"  # the client checks every token
+    [again] = asks(world.named("d1"), Reserve)
+    assert isinstance(again, Reserve)
+    whole = expected_tokens((5, 6, 7), 9)
+    assert again.request.delivered == whole[:delivered]
+    assert again.request.sampling.seed == 7
+    assert world.state.counters["replays"] == 1
+
+
+def test_output_that_was_lost_with_its_worker_is_computed_again() -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    while len(world.life().tokens) < 3:
+        world.work()
+        world.deliver_all()
+    world.work()  # a fourth one never arrives
+    world.kill("d0-1")
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_attempts_are_bounded_and_the_last_error_is_told() -> None:
+    world = World(max_attempts=3)
+    world.generate(max_tokens=9)
+    for code in ("transfer_failed", "worker_lost", "pass_failed"):
+        assert world.life().last is None
+        _fail_at(world, "p0", code)
+    assert outcome(world) == "pass_failed"
+    assert world.state.counters["retries"] == 2
+    assert_idle(world)
+
+
+def _fail_at(world: World, name: str, code: str) -> None:
+    worker = world.named(name)
+    while not worker.live:
+        world.work()
+        world.beat()
+        world.deliver_all()
+        world.pass_time(0.1)
+    for generation in list(worker.live):
+        world.to_coordinator[worker.incarnation].extend(worker.fail(generation, code))
+    world.deliver_all()
+
+
+def test_attempts_are_counted_anew_after_each_delivered_token() -> None:
+    world = World(max_attempts=2)
+    world.generate(max_tokens=9)
+    for count in range(1, 9):
+        while len(world.life().tokens) < count:
+            world.work()
+            world.beat()
+            world.deliver_all()
+        _fail_at(world, "d0", "pass_failed")
+    assert_idle(world)
+    assert outcome(world) == "length"
+    assert world.state.counters["replays"] == 8
+
+
+def test_with_one_attempt_nothing_is_retried() -> None:
+    world = World(max_attempts=1)
+    world.generate(max_tokens=9)
+    _fail_at(world, "d0", "transfer_failed")
+    assert outcome(world) == "transfer_failed"
+    assert_idle(world)
+
+
+@pytest.mark.parametrize("code", ["protocol", "replay_mismatch", "invalid_request"])
+def test_an_error_that_another_pair_would_not_mend_ends_the_request(code: str) -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    _fail_at(world, "d0", code)
+    assert outcome(world) == code
+    assert_idle(world)
+
+
+def test_a_context_that_no_prefill_pool_can_hold_ends_with_the_first_error() -> None:
+    world = World(prefill=0)
+    world.add(ScriptedWorker("p", "prefill", num_blocks=8))  # two columns of 16 positions
+    world.deliver_all()
+    world.generate(prompt=(1,) * 30, max_tokens=20)
+    world.generate("short", prompt=(1,) * 28, max_tokens=5)
+    while len(world.life().tokens) < 4:  # with the fourth, 33 positions are to be computed again
+        world.work()
+        world.deliver_all()
+    _fail_at(world, "d0", "pass_failed")
+    last = world.life().last
+    assert last is not None and last.error_code == "pass_failed"
+    assert "cannot go on elsewhere" in (last.error or "")
+    assert_idle(world)
+    assert outcome(world, "short") == "length"
+
+
+def test_a_retry_goes_before_those_that_came_after_it() -> None:
+    world = World(decode=0)
+    world.add(ScriptedWorker("d", "decode", num_blocks=8))  # room for two at a time
+    world.deliver_all()
+    for number in range(5):
+        world.generate(f"r{number}", prompt=(1,), max_tokens=3)
+    world.deliver_all()
+    _fail_at(world, "d", "pass_failed")
+    assert len(asks(world.named("d"), Reserve)) == 4
+    running = [a.request.asked.request_id for a in world.state._attempts.all() if a.live]
+    assert sorted(running) == ["r0", "r1"]
+    assert_idle(world)
+
+
+def test_a_retry_waits_for_a_worker_until_its_deadline() -> None:
+    world = World()
+    world.generate(max_tokens=9, deadline_s=30.0)
+    world.deliver_all()
+    world.kill("d0-1")
+    world.deliver_all()
+    assert world.life().last is None
+    world.pass_time(31.0)
+    assert outcome(world) == "no_decode_worker"
+    assert_idle(world)
+
+
+# Prefill workers that die
+
+
+@pytest.mark.parametrize("phase", ["reserving", "reserved"])
+def test_a_prefill_worker_that_dies_before_it_was_asked_is_replaced_at_once(phase: str) -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    step_until(world, phase)
+    world.kill("p0-1")
+    assert world.state.counters["retries.worker_lost"] == 1
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+@pytest.mark.parametrize("dull", [False, True])
+@pytest.mark.parametrize("phase", ["computing", "sending"])
+def test_when_a_prefill_worker_dies_the_decode_worker_says_what_it_holds(
+    phase: str, dull: bool
+) -> None:
+    """dull: it only lists the generation as receiving, with peers that lack the dead one."""
+    world = World(prefill=2, decode=2)
+    world.named("d0").dull = dull
+    world.generate(max_tokens=9)
+    step_until(world, phase)
+    world.kill("p0-1")
+    assert not world.state.counters["retries"]
+    if dull:
+        world.beat()
+        stale = world.to_coordinator["d0-1"].pop()
+        assert stale.peers_version < world.state._registry.version  # type: ignore[union-attr]
+        world.to_coordinator["d0-1"].append(stale)
+        world.deliver_to_coordinator("d0-1")
+        assert not world.state.counters["retries"]  # it has not heard yet that P is gone
+    world.deliver_all()
+    assert bool(world.state.counters["retries"]) is not dull
+    world.beat()
+    world.deliver_all()
+    assert world.state.counters["retries"] == 1
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+@pytest.mark.parametrize("word", ["received", "heartbeat", "output"])
+def test_a_prompt_that_arrived_before_its_prefill_worker_died_goes_on(word: str) -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    step_until(world, "received")
+    world.kill("p0-1")  # nothing that P or D have said since has arrived
+    line = world.to_coordinator["d0-1"]
+    if word != "received":
+        line.clear()
+    if word == "output":
+        world.decode()
+        line.clear()
+        world.decode()
+    else:
+        world.beat()
+    world.deliver_all()
+    assert_idle(world)
+    assert outcome(world) == "length" and not world.state.counters["retries"]
+
+
+def test_both_workers_of_a_request_may_die() -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    step_until(world, "sending")
+    world.kill("p0-1")
+    world.kill("d0-1")
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_a_cancel_while_the_fate_is_unknown_ends_the_request() -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    step_until(world, "sending")
+    world.kill("p0-1")
+    world.cancel()
+    assert outcome(world) == "cancelled"
+    assert_idle(world)
+
+
+def test_a_prefill_workers_lost_failure_is_noticed_all_the_same() -> None:
+    world = World(prefill=2)
+    world.generate(max_tokens=10)
+    step_until(world, "sending")
+    world.deliver_all()
+    prefill = world.named("p0")
+    _, released = prefill.fail(next(iter(prefill.live)), "transfer_failed")
+    world.to_coordinator[prefill.incarnation].append(released)
+    assert_idle(world)
+    assert outcome(world) == "length" and world.state.counters["retries.transfer_failed"] == 1
+    assert world.time_s < 110.0
+
+
+def test_a_prefill_worker_is_not_needed_once_the_prompt_is_received() -> None:
+    world = World()
+    world.generate(max_tokens=10)
+    step_until(world, "received")
+    world.deliver_to_coordinator("d0-1")  # RequestReceived, while P's release is on its way
+    world.kill("p0-1")
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_a_prefill_workers_failure_does_not_matter_once_the_prompt_is_received() -> None:
+    world = World()
+    world.generate(max_tokens=10)
+    step_until(world, "received")
+    world.deliver_to_coordinator("d0-1")
+    generation = next(iter(world.named("d0").live))
+    failed = GenerationFailed(generation=generation, code="transfer_failed", error="no ack")
+    world.to_coordinator["p0-1"].appendleft(failed)
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+def test_a_dead_workers_requests_go_on_elsewhere_and_nobody_else_is_touched(
+    victim: str, noticed: bool
+) -> None:
+    world = World(prefill=2, decode=2)
+    for number in range(8):
+        world.generate(f"r{number}", max_tokens=40)
+    world.deliver_all()
+    world.kill(world.named(victim).incarnation, noticed=noticed)
+    if not noticed:
+        for _ in range(12):
+            world.beat()
+            world.deliver_all()
+            world.pass_time(1.0)
+    assert_idle(world)
+    assert [outcome(world, f"r{number}") for number in range(8)] == ["length"] * 8
+    assert (
+        world.state.counters["retries.worker_lost"]
+        + world.state.counters["retries.transfer_failed"]
+        == 4
+    )
+    survivor = world.named("d0" if victim == "p0" else "p0")
+    assert survivor.peers is not None
+    assert victim not in {peer.worker for peer in survivor.peers.peers}
+
+
+def test_a_closed_connection_that_is_not_opened_again_means_a_dead_worker() -> None:
+    world = World(max_attempts=1)
+    world.generate(max_tokens=40)
+    world.deliver_all()
+    decode = world.named("d0").incarnation
+    world.perform(world.state.worker_unreachable(decode, world.now))
+    world.pass_time(1.0)
+    assert world.state._registry.get(decode) is not None
+    world.kill(decode, noticed=False)
+    world.pass_time(1.5)
+    assert outcome(world) == "worker_lost"
+
+
+def test_a_coordinator_that_stood_still_does_not_blame_its_workers() -> None:
+    world = World()
+    world.generate(max_tokens=40)
+    world.deliver_all()
+    world.pass_time(60.0)  # as after SIGSTOP and SIGCONT: their heartbeats are not read yet
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_without_workers_requests_wait_and_start_when_a_pair_comes() -> None:
+    world = World(prefill=0, decode=0)
+    world.generate("r")
+    world.generate("bad", prompt=(512,))
+    world.add(ScriptedWorker("p", "prefill"))
+    world.deliver_all()
+    assert outcome(world, "bad") == "invalid_request"
+    world.add(ScriptedWorker("d", "decode"))
+    assert_idle(world)
+    assert outcome(world, "r") == "length"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "code"),
+    [(0, 1, "no_prefill_worker"), (1, 0, "no_decode_worker"), (0, 0, "no_prefill_worker")],
+)
+def test_the_missing_kind_of_worker_is_named(prefill: int, decode: int, code: str) -> None:
+    world = World(prefill=prefill, decode=decode, heartbeat_timeout_s=1000.0)
+    world.generate("r", deadline_s=20.0)
+    world.pass_time(19.0)
+    assert world.life().last is None
+    world.pass_time(2.0)
+    assert outcome(world) == code
+
+
+def test_pair_wait_ends_requests_before_their_deadline() -> None:
+    world = World(prefill=0, decode=1, pair_wait_s=3.0, heartbeat_timeout_s=1000.0)
+    world.generate("r")
+    world.pass_time(2.0)
+    assert world.life().last is None
+    world.pass_time(2.0)
+    assert outcome(world) == "no_prefill_worker"
