@@ -7,22 +7,31 @@ evicted when a column is wanted and too few blocks are free.
 """
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from .errors import InvariantBroken
+from .interfaces import BlockWatch
 from .kv_grants import Grant
 from .prefix_cache import Page, PrefixCache
 from .types import KVGeometry
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, geometry: KVGeometry, *, caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        geometry: KVGeometry,
+        *,
+        caching: bool,
+        watch: BlockWatch | None = None,
+    ) -> None:
         self._num_blocks = num_blocks
         self._geometry = geometry
         self._planes = geometry.num_planes
         self._free: deque[int] = deque(range(num_blocks))
         self._cache = PrefixCache(geometry.block_size)
         self._caching = caching
+        self._watch = watch
         self.epoch = 0  # moves whenever grantable() may have grown
         self.hits = 0  # pages, over all time
 
@@ -54,11 +63,14 @@ class BlockPool:
 
     def extend(self, grant: Grant, columns: int) -> None:
         """Give it columns of its own up to `columns`; the caller knows that they can be had."""
-        for _ in range(grant.columns, columns):
+        first = grant.columns
+        for _ in range(first, columns):
             while len(self._free) < self._planes:
-                self._free.extend(self._cache.evict())
+                self._set_free(self._cache.evict())
             for row in grant.rows:
                 row.append(self._free.popleft())
+        if self._watch is not None and first < columns:
+            self._watch.granted([block for row in grant.rows for block in row[first:]])
 
     def publish(self, grant: Grant, stop: int) -> None:
         """Share every full column of its prompt positions 0..stop-1."""
@@ -94,6 +106,11 @@ class BlockPool:
         if sorted([*self._free, *self._cache.blocks(), *own]) != list(range(self._num_blocks)):
             raise InvariantBroken(f"{self._num_blocks} blocks: some are lost or held twice")
         self._cache.check(Counter(page.serial for grant in grants for page in grant.shared_pages()))
+
+    def _set_free(self, blocks: Sequence[int]) -> None:
+        self._free.extend(blocks)
+        if self._watch is not None and blocks:
+            self._watch.freed(blocks)
 
     def _match(self, prompt: tuple[int, ...]) -> list[Page]:
         if not self._caching or not prompt:

@@ -37,12 +37,14 @@ class EngineCore:
         self._clock = clock
         self._num_planes = capabilities.geometry.num_planes
         self._model = capabilities.model
+        self._watch = executor.block_watch()
         self._scheduler = Scheduler(
             config,
             kv=KVManager(
                 num_blocks=limits.num_blocks,
                 geometry=capabilities.geometry,
                 prefix_cache=config.prefix_cache,
+                watch=self._watch,
             ),
             slots=executor,
             geometry=capabilities.geometry,
@@ -146,7 +148,11 @@ class EngineCore:
         return self._scheduler.live()
 
     def statistics(self) -> dict[str, int]:
-        return self._scheduler.statistics()
+        numbers = self._scheduler.statistics()
+        if self._watch is not None:
+            self._watch.sweep()
+            numbers["canary_hits"] = self._watch.hits
+        return numbers
 
     def check(self) -> None:
         self._scheduler.check()

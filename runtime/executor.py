@@ -7,11 +7,19 @@ caller's thread: a call here returns at once, but for prepare, warm_up, synchron
 import logging
 from collections.abc import Callable
 
+from .canary import Canary
 from .clock import SystemClock
 from .compute_thread import ComputeThread
 from .config import EngineConfig
 from .errors import ProtocolError, WorkerError
-from .interfaces import AdmissionLimits, Capabilities, Capacity, Clock, SuspendReceipt
+from .interfaces import (
+    AdmissionLimits,
+    BlockWatch,
+    Capabilities,
+    Capacity,
+    Clock,
+    SuspendReceipt,
+)
 from .kv_storage import KVStorage
 from .plans import ModelRunnerOutput, SchedulerOutput
 from .slots import CapacityEpoch, SlotPool
@@ -26,7 +34,13 @@ class ThreadExecutor:
     """All methods but wait_capacity are for one caller thread. Nothing runs before prepare()."""
 
     def __init__(
-        self, worker: Worker, *, num_slots: int, num_receive_slots: int, snapshot_bytes: int = 0
+        self,
+        worker: Worker,
+        *,
+        num_slots: int,
+        num_receive_slots: int,
+        snapshot_bytes: int = 0,
+        canary: bool = False,
     ) -> None:
         self._worker = worker
         self._num_slots = num_slots
@@ -37,6 +51,7 @@ class ThreadExecutor:
         self._snapshots = Snapshots(worker.parts.storage, snapshot_bytes)
         self._memory_jobs = 0  # saves, loads and truncates posted
         self._compute = ComputeThread(worker.run)
+        self._canary = Canary(worker.parts.storage.kv, self._compute) if canary else None
         self._prepared = False
 
     @property
@@ -72,6 +87,9 @@ class ThreadExecutor:
         """Block until capacity was released after `epoch`; False on timeout or shutdown. For any
         thread."""
         return self._epoch.wait_beyond(epoch, timeout_s)
+
+    def block_watch(self) -> BlockWatch | None:
+        return self._canary
 
     def counters(self) -> WorkCounters:
         return self._worker.counters
@@ -203,6 +221,7 @@ def build_executor(
         num_slots=config.num_slots,
         num_receive_slots=config.num_receive_slots,
         snapshot_bytes=config.snapshot_bytes,
+        canary=config.canary,
     )
     try:
         executor.prepare()

@@ -70,6 +70,24 @@ class SuspendReceipt(msgspec.Struct, frozen=True):
     snapshot_bytes: int
 
 
+class BlockWatch(Protocol):
+    """A debugging aid that watches free memory. hits: how often somebody had written there."""
+
+    hits: int
+
+    def freed(self, blocks: Sequence[int]) -> None:
+        """Nobody may write them any more. Called before any of them can be granted again."""
+        ...
+
+    def granted(self, blocks: Sequence[int]) -> None:
+        """Called before their new owner, or a peer, hears of them."""
+        ...
+
+    def sweep(self) -> None:
+        """Look at some of the free blocks. Bounded work; call it now and then."""
+        ...
+
+
 class Executor(Protocol):
     """The one entry to the device side. Computes on a thread of its own; every call here returns
     at once except prepare, warm_up, synchronize and shutdown."""
@@ -77,6 +95,10 @@ class Executor(Protocol):
     def capabilities(self) -> Capabilities: ...
     def admission_limits(self) -> AdmissionLimits: ...
     def capacity(self) -> Capacity: ...
+    def block_watch(self) -> BlockWatch | None:
+        """What is to be told of every block that becomes free or is granted, if anything."""
+        ...
+
     def admit(self, generation: Generation) -> int | None:
         """An execution slot (a row of hidden[]), or None when all are taken. Idempotent."""
         ...

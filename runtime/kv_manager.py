@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .block_pool import BlockPool
 from .errors import InvariantBroken
+from .interfaces import BlockWatch
 from .kv_grants import Allocation, Grant, KVUsage, Lease
 from .types import AllocationId, Generation, KVGeometry, TokenRange
 
@@ -30,11 +31,17 @@ class _Suspended:
 
 class KVManager:
     def __init__(
-        self, *, num_blocks: int, geometry: KVGeometry, prefix_cache: bool = False
+        self,
+        *,
+        num_blocks: int,
+        geometry: KVGeometry,
+        prefix_cache: bool = False,
+        watch: BlockWatch | None = None,
     ) -> None:
+        """watch: is told of every block that becomes free or is granted."""
         self._num_blocks = num_blocks
         self._geometry = geometry
-        self._pool = BlockPool(num_blocks, geometry, caching=prefix_cache)
+        self._pool = BlockPool(num_blocks, geometry, caching=prefix_cache, watch=watch)
         self._grants: dict[Generation, Grant] = {}
         self._suspended: dict[Generation, _Suspended] = {}
         self._granted = 0

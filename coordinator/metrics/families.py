@@ -82,6 +82,11 @@ WORKER_COUNTERS = (
     Figure("writes_done", "rlt_worker_transfers_done", "KV transfers that ended well."),
     Figure("writes_failed", "rlt_worker_transfers_failed", "KV transfers that failed."),
     Figure("notifications_received", "rlt_worker_chunks_received", "KV chunks that arrived."),
+    Figure(
+        "canary_hits",
+        "rlt_worker_canary_hits",
+        "Free KV blocks found written by somebody; watched only with --canary on.",
+    ),
     Figure("late_messages", "rlt_worker_late_messages", "Messages about what is over."),
     Figure("malformed_frames", "rlt_worker_malformed_frames", "Frames dropped."),
 )

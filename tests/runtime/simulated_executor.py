@@ -138,6 +138,9 @@ class SimulatedExecutor:
             self._limits.num_receive_slots - len(self._receive_slots),
         )
 
+    def block_watch(self) -> None:
+        return None
+
     def admit(self, generation: Generation) -> int | None:
         return _take(self._slots, generation, range(self._limits.num_slots))
 

@@ -6,9 +6,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlt.connector.transport import Finished, Transport
+from rlt.connector.geometry import kv_entries
+from rlt.connector.transport import Finished, Transport, Write
 from rlt.runtime.events import Activated, PrefillFinished
-from rlt.runtime.types import EngineRequest, ExitSettings, Generation, SamplingParams, Stamp
+from rlt.runtime.types import (
+    EngineRequest,
+    ExitSettings,
+    Generation,
+    SamplingParams,
+    Stamp,
+    TokenRange,
+)
 
 from .service import GOLDEN
 from .two_engines import CANARY, TwoEngines
@@ -101,6 +109,38 @@ def test_d_holds_exactly_what_p_computed_and_nothing_else_was_touched(
         assert engines.p.connector.statistics()["bytes_sent"] == lacked
         [activated] = [e for e in engines.events if isinstance(e, Activated)]
         assert (activated.prefill_tokens, activated.recurrent_loops) == (0, 0)
+
+
+def canary_hits(engines: TwoEngines) -> tuple[int, int]:
+    """At P and D, after looking at every free block."""
+    for side in (engines.p, engines.d):
+        side.executor.synchronize()
+    return (
+        engines.p_core.statistics()["canary_hits"],
+        engines.d_core.statistics()["canary_hits"],
+    )
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_no_engine_writes_into_free_memory(prefix_cache: bool) -> None:
+    with TwoEngines(canary=True, prefix_cache=prefix_cache, num_blocks=400) as engines:
+        for first in range(1, 25, 8):
+            engines.run([request(number, 7 * number, 12) for number in range(first, first + 8)])
+        assert canary_hits(engines) == (0, 0)
+
+
+def test_a_write_into_memory_that_d_has_freed_raises_the_alarm_there() -> None:
+    with TwoEngines(canary=True) as engines:
+        reservation = engines.start(request(1, 20))
+        engines.settle()
+        assert canary_hits(engines) == (0, 0)
+        pool, blocks = engines.p.connector.pool, reservation.tables[1]
+        entries = kv_entries(pool, TokenRange(0, 20), blocks[:2])
+        engines.p.storage.kv[list(blocks[:2])] = 1.0
+        engines.p.transport.write(Write("d", entries, entries, b""))
+        while not engines.p.transport.poll_finished():
+            engines.d.transport.poll_notifications()
+        assert canary_hits(engines) == (2, 2), "P's own memory was written by hand, D's by P"
 
 
 class Held:

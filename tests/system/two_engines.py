@@ -25,7 +25,7 @@ from rlt.runtime.types import EngineRequest, Generation, Stamp
 
 from .service import GOLDEN
 
-CANARY = 0x5A
+CANARY = 0xFF  # what free blocks hold where the engine watches them
 Wrap = Callable[[Transport], Transport]
 
 
