@@ -6,7 +6,17 @@ import signal
 import subprocess
 from pathlib import Path
 
-from .script import FOREVER, IGNORE_TERM, SAY_READY, SERVE, WAIT, supervised, wait_gone, wait_line
+from .script import (
+    COUNT,
+    FOREVER,
+    IGNORE_TERM,
+    SAY_READY,
+    SERVE,
+    WAIT,
+    supervised,
+    wait_gone,
+    wait_line,
+)
 
 
 def test_the_first_signal_asks_the_main_child_alone_and_everything_ends_with_0(
@@ -94,3 +104,153 @@ def _pid(process: subprocess.Popen[str], name: str) -> int:
 
 def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_started_again_and_the_others_go_on(tmp_path: Path) -> None:
+    with supervised({"main": SERVE, "a": WAIT, "b": WAIT}, tmp_path) as process:
+        first = _pid(process, "a")
+        wait_line(process, "READY")
+        _kill(first)
+        assert "ended by SIGKILL; the others go on" in wait_line(process, "started again in 0.05 s")
+        assert _pid(process, "a") != first
+        wait_line(process, "up")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "b stopped (exit code 0)" in err and "started b" not in err
+
+
+def test_a_worker_that_ends_with_0_stays_down(tmp_path: Path) -> None:
+    with supervised({"main": SERVE, "a": WAIT, "b": WAIT}, tmp_path) as process:
+        ended = _pid(process, "a")
+        wait_line(process, "READY")
+        wait_line(process, "up")
+        wait_line(process, "up")
+        wait_line(process, "up")
+        os.kill(ended, signal.SIGTERM)
+        wait_line(process, "a stopped (exit code 0) and stays down")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "started a" not in err
+
+
+def test_a_worker_that_asks_for_it_is_started_again_at_once(tmp_path: Path) -> None:
+    (tmp_path / "starts").mkdir()
+    asks = COUNT + "import time\nif count == 1: time.sleep(1.2); os._exit(75)\n" + WAIT
+    with supervised({"main": SERVE, "worker": asks}, tmp_path) as process:
+        wait_line(process, "READY")
+        assert wait_line(process, "exit code 75").endswith("and it is started again\n")
+        _pid(process, "worker")
+
+
+def test_the_main_child_is_started_again_while_the_workers_go_on_and_ready_is_said_once(
+    tmp_path: Path,
+) -> None:
+    with supervised({"main": SERVE, "worker": WAIT}, tmp_path) as process:
+        main = _pid(process, "main")
+        wait_line(process, "READY")
+        _kill(main)
+        assert _pid(process, "main") != main
+        wait_line(process, "up")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, ""), err
+    assert "started worker" not in err
+
+
+def test_a_main_child_that_fails_again_and_again_ends_everything_with_1(tmp_path: Path) -> None:
+    (tmp_path / "starts").mkdir()
+    fails = COUNT + "if count > 1: os._exit(3)\n" + SERVE
+    with supervised({"main": fails, "worker": WAIT}, tmp_path) as process:
+        main = _pid(process, "main")
+        wait_line(process, "READY")
+        _kill(main)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "main: it failed 5 times in " in err
+    assert "worker stopped" in err
+    assert len(list((tmp_path / "starts").iterdir())) == 5
+
+
+def test_a_restart_storm_of_workers_stops_when_the_service_does(tmp_path: Path) -> None:
+    (tmp_path / "starts").mkdir()
+    fails = COUNT + "import time\nif count > 3: os._exit(1)\n" + WAIT
+    workers = dict.fromkeys("abc", fails)
+    with supervised({"main": SERVE, **workers}, tmp_path) as process:
+        pids = [_pid(process, name) for name in workers]
+        wait_line(process, "READY")
+        for pid in pids:
+            _kill(pid)
+        for _ in range(9):
+            wait_line(process, "it is started again")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "started" not in err.partition("got SIGTERM")[2]
+
+
+def test_nothing_is_started_again_while_the_main_child_finishes_what_runs(tmp_path: Path) -> None:
+    slow = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1),"
+    slow += " sys.exit(0)))\n" + SAY_READY + FOREVER
+    with supervised({"main": slow, "worker": WAIT}, tmp_path) as process:
+        worker = _pid(process, "worker")
+        wait_line(process, "READY")
+        process.send_signal(signal.SIGTERM)
+        wait_line(process, "finishing what runs")
+        _kill(worker)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "worker stopped (ended by SIGKILL)" in err and "started" not in err
+
+
+def test_a_signal_while_the_main_child_is_down_ends_the_others_without_it(tmp_path: Path) -> None:
+    (tmp_path / "starts").mkdir()
+    fails = COUNT + "if count > 1: os._exit(3)\n" + SERVE
+    with supervised({"main": fails, "worker": WAIT}, tmp_path) as process:
+        main = _pid(process, "main")
+        wait_line(process, "READY")
+        _kill(main)
+        wait_line(process, "started again in 0.2 s")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "worker stopped (exit code 0)" in err
+
+
+def test_alone_a_first_start_that_cannot_be_ends_with_its_code(tmp_path: Path) -> None:
+    with supervised({"engine": "import sys; sys.exit(2)"}, tmp_path, alone=True) as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "engine: it could not start" in err
+
+
+def test_alone_an_engine_that_fails_is_started_again_until_it_ends_with_0(tmp_path: Path) -> None:
+    (tmp_path / "starts").mkdir()
+    fails = COUNT + "os._exit([1, 2, 0][count - 1])\n"
+    with supervised({"engine": fails}, tmp_path, alone=True) as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert err.count("started engine") == 3
+
+
+def test_alone_the_signal_is_passed_on_and_a_drained_engine_stays_down(tmp_path: Path) -> None:
+    drains = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+    with supervised({"engine": drains + FOREVER}, tmp_path, alone=True) as process:
+        wait_line(process, "up")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "engine stopped (exit code 75)" in err
+
+
+def test_alone_a_drain_beyond_its_bound_gets_a_second_signal_and_then_no_choice(
+    tmp_path: Path,
+) -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=1))\n"
+    with supervised({"engine": stubborn + FOREVER}, tmp_path, alone=True) as process:
+        wait_line(process, "up")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err.count("heard") == 2 and "killing engine" in err
