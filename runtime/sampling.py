@@ -50,7 +50,8 @@ def sample(logits: Tensor, rows: Sequence[CodaRow]) -> Sampled:
         elif finite[index]:
             told.append(SampledToken(row.generation, row.output_index, tokens[index], None))
         if finite[index] and row.expected is not None and row.expected != tokens[index]:
-            gap = gap_of(logits[index].cpu().numpy().astype(np.float64), row, row.expected)
+            values_of_row = logits[index].cpu().numpy().astype(np.float64)
+            gap = gap_of(values_of_row, row.sampling, row.output_index, row.expected)
             told[-1] = msgspec.structs.replace(told[-1], gap=gap)
     failed = tuple(
         RowFailure(row.generation, NOT_FINITE)
@@ -79,11 +80,10 @@ def choose(logits: Floats, params: SamplingParams, output_index: int) -> int:
     return int(tokens[min(chosen, len(tokens) - 1)])
 
 
-def gap_of(logits: Floats, row: CodaRow, token: int) -> float:
+def gap_of(logits: Floats, params: SamplingParams, output_index: int, token: int) -> float:
     """How far `token` was from being chosen: its logit from the largest, or the draw from its share
     of the distribution, where rounding may lift it over a filter or move the edge of the nucleus.
     """
-    params = row.sampling
     if params.temperature == 0:
         return float(logits.max() - logits[token])
     lifted = logits.copy()
@@ -92,7 +92,7 @@ def gap_of(logits: Floats, row: CodaRow, token: int) -> float:
     if params.top_p < 1.0:
         edges |= {max(0.0, params.top_p - TIE), min(1.0, params.top_p + TIE)}
     nearby = (msgspec.structs.replace(params, top_p=edge) for edge in edges)
-    return min(_distance(lifted, near, row.output_index, token) for near in nearby)
+    return min(_distance(lifted, near, output_index, token) for near in nearby)
 
 
 def _distance(logits: Floats, params: SamplingParams, output_index: int, token: int) -> float:

@@ -88,9 +88,11 @@ class Pair:
     def run(self, asks: Sequence[Ask]) -> list[Given]:
         first = self._last + 1
         self._last += len(asks)
-        requests = [
-            engine_request(first + number, ask, self._reference) for number, ask in enumerate(asks)
-        ]
+        return self.answers(
+            [engine_request(first + n, ask, self._reference) for n, ask in enumerate(asks)]
+        )
+
+    def answers(self, requests: Sequence[EngineRequest]) -> list[Given]:
         waiting = deque(requests)
         while waiting:
             while waiting and self._start(waiting[0]):

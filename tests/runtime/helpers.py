@@ -70,6 +70,7 @@ class Outcome:
     """What one generation gave, checked for order as it comes in."""
 
     def __init__(self) -> None:
+        self.first: int | None = None  # index of the first output that it told
         self.tokens: list[int] = []
         self.depths: list[int] = []
         self.finish: FinishReason | None = None
@@ -89,7 +90,9 @@ def outcomes(events: Iterable[EngineEvent]) -> dict[Generation, Outcome]:
         match event:
             case TokensProduced():
                 assert outcome.finish is None and outcome.error is None
-                assert event.start_index == len(outcome.tokens)
+                if outcome.first is None:
+                    outcome.first = event.start_index
+                assert event.start_index == outcome.first + len(outcome.tokens)
                 outcome.tokens += event.token_ids
                 outcome.depths += event.exit_depths
                 outcome.finish = event.finish_reason

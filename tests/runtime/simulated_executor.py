@@ -88,6 +88,7 @@ class SimulatedExecutor:
         self.hold_readback = False
         self.one_by_one = False
         self.fail_next_pass: str | None = None
+        self.gap: float | None = None  # how near every expected token is that does not come out
         self.plans: list[SchedulerOutput] = []  # everything ever submitted
         self.scores: list[GateScore] = []  # everything ever reported
         self.shut_down = False
@@ -254,7 +255,10 @@ class SimulatedExecutor:
         if row.depth == 0:
             self._chunks[row.generation] = [mix(token) for token in row.tokens]
         states = self._chunks[row.generation]
+        active = {p for run in row.runs for p in range(run.start, run.stop)}
         for index, position in enumerate(positions):
+            if position not in active:
+                continue
             states[index] = self._attend(
                 row.generation, row.blocks, position, row.depth, states[index]
             )
@@ -290,7 +294,8 @@ class SimulatedExecutor:
         if row.keep_slot is not None:
             assert self._slots[row.generation] == row.keep_slot
             self.memory.tokens[row.keep_slot] = (row.generation, row.output_index, draw % VOCAB)
-        return SampledToken(row.generation, row.output_index, draw % VOCAB, logprobs)
+        gap = None if row.expected in (None, draw % VOCAB) else self.gap
+        return SampledToken(row.generation, row.output_index, draw % VOCAB, logprobs, gap)
 
     def _attend(
         self,

@@ -68,6 +68,9 @@ class Side:
 
 @dataclass
 class Outcome:
+    """first: index of the first output that is to come."""
+
+    first: int = 0
     token_ids: list[int] = field(default_factory=list)
     exit_depths: list[int] = field(default_factory=list)
     stamps: tuple[Stamp, ...] = ()
@@ -102,10 +105,10 @@ class TwoEngines:
     def start(self, request: EngineRequest) -> Reservation:
         reservation = self.d_core.reserve(request)
         assert isinstance(reservation, Reservation), reservation
-        self.receiver.open(request.generation, "p", reservation, len(request.prompt))
-        self.sender.open(request.generation, "d", reservation, len(request.prompt))
+        self.receiver.open(request.generation, "p", reservation, request.context_tokens)
+        self.sender.open(request.generation, "d", reservation, request.context_tokens)
         self.p_core.add_prefill(request)
-        self.outcomes[request.generation] = Outcome()
+        self.outcomes[request.generation] = Outcome(first=len(request.delivered))
         return reservation
 
     def step(self) -> None:
@@ -156,7 +159,7 @@ class TwoEngines:
         self.events.append(event)
         if isinstance(event, TokensProduced):
             outcome = self.outcomes[event.generation]
-            assert event.start_index == len(outcome.token_ids)
+            assert event.start_index == outcome.first + len(outcome.token_ids)
             outcome.token_ids += event.token_ids
             outcome.exit_depths += event.exit_depths
         if isinstance(event, Released):

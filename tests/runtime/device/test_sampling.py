@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlt.runtime.plans import CodaRow
 from rlt.runtime.rng import Purpose, uniform
-from rlt.runtime.sampling import choose, distribution, log_probabilities, sample
+from rlt.runtime.sampling import choose, distribution, gap_of, log_probabilities, sample
 from rlt.runtime.types import Generation, SamplingParams
 
 PINNED = (0.8133540609793564, 0.08079128712214878)
@@ -166,3 +167,52 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(bad: float, temperature: 
 def test_a_very_low_temperature_does_not_overflow() -> None:
     logits = np.array([1000.0, -1000.0, 999.0])
     assert choose(logits, SamplingParams(temperature=1e-6, seed=5), 0) == 0
+
+
+def expecting(token: int, params: SamplingParams, index: int = 0) -> CodaRow:
+    return CodaRow(Generation(1), 0, index, params, expected=token)
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_the_gap_of_an_expected_token_is_told_only_where_another_comes_out(
+    logprobs: int | None,
+) -> None:
+    greedy = SamplingParams(logprobs=logprobs)
+    logits = torch.tensor([[0.5, 2.0, 1.75]] * 3)
+    rows = [expecting(1, greedy), expecting(2, greedy), row(1, greedy)]
+    told = sample(logits, rows).told
+    assert [(t.token, t.gap) for t in told] == [(1, None), (1, 0.25), (1, None)]
+
+
+@given(LOGITS, st.floats(0.3, 3), st.integers(0, 2**63 - 1), st.integers(0, 99))
+def test_of_a_draw_the_gap_is_its_distance_from_the_share_of_the_token(
+    logits: np.ndarray[tuple[int], np.dtype[np.float64]], temperature: float, seed: int, index: int
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=seed)
+    point = uniform(seed, Purpose.SAMPLE, index)
+    weights = np.exp((logits - logits.max()) / temperature)
+    edges = np.concatenate(([0.0], np.cumsum(weights / weights.sum())))
+    for token in range(len(logits)):
+        distance = max(edges[token] - point, point - edges[token + 1], 0.0)
+        assert gap_of(logits, params, index, token) == pytest.approx(distance, abs=4e-4)
+    assert gap_of(logits, params, index, choose(logits, params, index)) < 1e-9
+
+
+def test_a_token_that_a_filter_dropped_by_less_than_rounding_is_near() -> None:
+    logits = np.array([1.0, 0.9, 0.9 - 5e-5, 0.9 - 3e-4, -5.0])
+    seeds = range(60)
+    kept = SamplingParams(temperature=1.0, top_k=2)
+    near = [gap_of(logits, msgspec.structs.replace(kept, seed=seed), 0, 2) for seed in seeds]
+    assert min(near) == 0.0, "its share was met by no draw"
+    dropped = [gap_of(logits, msgspec.structs.replace(kept, seed=seed), 0, 3) for seed in seeds]
+    assert min(dropped) == math.inf
+
+
+@pytest.mark.parametrize(("above", "near"), [(5e-5, True), (5e-3, False)])
+def test_the_edge_of_the_nucleus_may_fall_either_way_by_rounding(above: float, near: bool) -> None:
+    """Token 1 is in the nucleus or not; token 2 is what the draw gives if it is."""
+    logits = np.log(np.array([0.5, 0.3, 0.2]))
+    params = SamplingParams(temperature=1.0, top_p=0.5 - above)
+    assert distribution(logits, params)[0].tolist() == [0]
+    gaps = [gap_of(logits, msgspec.structs.replace(params, seed=seed), 0, 1) for seed in range(60)]
+    assert (min(gaps) == 0.0) == near
