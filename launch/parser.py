@@ -116,12 +116,18 @@ def build_parser(
 ) -> argparse.ArgumentParser:
     """table: options under the headings of --help; those of other commands are left out."""
     parser = Parser(prog=command, description=description, allow_abbrev=False)
+    add_options(parser, command, table)
+    return parser
+
+
+def add_options(
+    parser: argparse.ArgumentParser, command: str, table: Mapping[str, Sequence[Option]]
+) -> None:
     for heading, options in table.items():
         group = parser.add_argument_group(heading)
         for option in options:
             if command in option.commands:
                 _add(group, option)
-    return parser
 
 
 def _add(group: Any, option: Option) -> None:

@@ -23,7 +23,8 @@ LIGHT = {
     "runtime": "types errors events config clock story request exit_policy scheduler admission "
     "kv_manager plans interfaces",
     "launch": "cli worker ask chat answer options parser supervisor children console processes "
-    "runtime_dir arrival signals loop crew restart reaped started supervisor_link",
+    "runtime_dir arrival signals loop crew restart reaped started supervisor_link "
+    "ctl ctl_options rolling service_view",
 }
 # What the coordinator may use of the folders below it: messages, channels and plain values.
 COORDINATOR_MAY_USE = {
