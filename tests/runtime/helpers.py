@@ -69,8 +69,8 @@ def drain(core: EngineCore, limit: int = 5000) -> list[EngineEvent]:
 class Outcome:
     """What one generation gave, checked for order as it comes in."""
 
-    def __init__(self) -> None:
-        self.first: int | None = None  # index of the first output that it told
+    def __init__(self, first: int = 0) -> None:
+        self.first = first  # index of the first output that is told
         self.tokens: list[int] = []
         self.depths: list[int] = []
         self.finish: FinishReason | None = None
@@ -82,16 +82,18 @@ class Outcome:
         return self.tokens, self.depths, self.finish
 
 
-def outcomes(events: Iterable[EngineEvent]) -> dict[Generation, Outcome]:
+def outcomes(
+    events: Iterable[EngineEvent], replayed: Iterable[EngineRequest] = ()
+) -> dict[Generation, Outcome]:
+    """replayed: requests whose first outputs were delivered before."""
+    behind = {request.generation: len(request.delivered) for request in replayed}
     found: dict[Generation, Outcome] = {}
     for event in events:
-        outcome = found.setdefault(event.generation, Outcome())
+        outcome = found.setdefault(event.generation, Outcome(behind.get(event.generation, 0)))
         assert not outcome.released, f"{event} came after Released"
         match event:
             case TokensProduced():
                 assert outcome.finish is None and outcome.error is None
-                if outcome.first is None:
-                    outcome.first = event.start_index
                 assert event.start_index == outcome.first + len(outcome.tokens)
                 outcome.tokens += event.token_ids
                 outcome.depths += event.exit_depths

@@ -49,7 +49,6 @@ def goes_on(request: EngineRequest, layout: KVLayout, outcome: Outcome) -> bool:
     tokens, depths, finish = oracle(request, layout)
     behind = len(request.delivered)
     assert outcome.error is None, outcome.error
-    assert outcome.first == behind
     return outcome.result == (tokens[behind:], depths[behind:], finish)
 
 
@@ -101,7 +100,7 @@ def test_wherever_requests_were_cut_they_go_on_as_if_they_were_not(
     core = local_core(executor, **settings, **more)
     for request in made:
         core.add_local(executor.know(request))
-    ended = outcomes(drain(core))
+    ended = outcomes(drain(core), made)
     core.step()
     at_rest(core)
     for request in made:
@@ -153,7 +152,7 @@ def test_p_runs_what_was_delivered_and_d_goes_on_behind_it(
         pair.decode.step()
         if not waiting and pair.prefill.core.idle() and pair.decode.core.idle():
             break
-    ended = outcomes(pair.decode.events)
+    ended = outcomes(pair.decode.events, made)
     for request in made:
         assert goes_on(request, layout, ended[request.generation])
     pair.decode.step()
@@ -186,7 +185,7 @@ def test_a_chunk_in_which_nobody_runs_a_loop_any_more_is_told_and_sent_as_any_ot
     executor = SimulatedExecutor()
     core = local_core(executor, chunk_tokens=2)
     core.add_local(replayed(traced((1, 2)), "last_exited", 6))
-    assert outcomes(drain(core))[G].tokens
+    drain(core)
     rows = [row for row in prompt_rows(executor) if row.range == TokenRange(2, 4)]
     ran = [[(run.start, run.stop) for run in row.runs] for row in rows]
     assert ran == [[(2, 4)], [(2, 3)], [], []]
@@ -285,12 +284,13 @@ def test_a_tie_is_counted_and_the_delivered_token_stands(
     executor.gap = gap
     core = local_core(executor, max_in_flight=max_in_flight)
     core.add_local(request)
-    outcome = outcomes(drain(core))[G]
+    outcome = outcomes(drain(core), [request])[G]
     assert core.statistics()["replay_ties"] == int(stands)
     if not stands:
         assert outcome.error == "replay_mismatch"
         return
-    assert (outcome.error, outcome.first, outcome.finish) == (None, 3, FinishReason.LENGTH)
+    assert (outcome.error, outcome.finish) == (None, FinishReason.LENGTH)
+    assert len(outcome.tokens) == len(DEPTHS) - 3
     for outputs in range(4, len(DEPTHS)):  # each is derived again from the delivered token on
         known = outputs - 3
         tokens = (*request.delivered, *outcome.tokens[:known])
@@ -299,7 +299,7 @@ def test_a_tie_is_counted_and_the_delivered_token_stands(
         )
         fresh = local_core(SimulatedExecutor())
         fresh.add_local(again)
-        assert outcomes(drain(fresh))[G].tokens == outcome.tokens[known:]
+        assert outcomes(drain(fresh), [again])[G].tokens == outcome.tokens[known:]
 
 
 def test_generated_positions_are_never_shared_by_p_or_by_d() -> None:
@@ -319,7 +319,7 @@ def test_generated_positions_are_never_shared_by_p_or_by_d() -> None:
     answer = pair.start(longer)
     assert isinstance(answer, Reservation) and answer.cached_tokens == 4
     pair.settle()
-    assert goes_on(longer, "last_exited", outcomes(pair.decode.events)[Generation(2)])
+    assert goes_on(longer, "last_exited", outcomes(pair.decode.events, [first])[Generation(2)])
     assert [side.core.statistics()["prefix_hit_tokens"] for side in sides] == [4, 4]
 
 
@@ -335,7 +335,7 @@ def test_a_replayed_request_reads_what_is_cached_of_its_prompt() -> None:
             side.executor.know(request)
         pair.start(request)
         pair.settle()
-    assert goes_on(cut, "last_exited", outcomes(pair.decode.events)[Generation(2)])
+    assert goes_on(cut, "last_exited", outcomes(pair.decode.events, [cut])[Generation(2)])
     assert [side.core.statistics()["prefix_hit_tokens"] for side in sides] == [4, 4]
 
 
@@ -383,7 +383,8 @@ def test_an_output_that_ended_the_request_cannot_be_followed() -> None:
 @pytest.mark.parametrize("steps", range(0, 24, 2))
 def test_a_replay_may_be_cancelled_anywhere(steps: int) -> None:
     pair = Pair(Side(SimulatedExecutor()), Side(SimulatedExecutor()))
-    pair.start(replayed(traced((1, 2)), "last_exited", 4))
+    request = replayed(traced((1, 2)), "last_exited", 4)
+    pair.start(request)
     for _ in range(steps):
         pair.prefill.step()
         pair.deliver()
@@ -396,7 +397,7 @@ def test_a_replay_may_be_cancelled_anywhere(steps: int) -> None:
         pair.prefill.step()
         pair.deliver()
         pair.decode.step()
-    assert outcomes(pair.decode.events)[G].released == 1
+    assert outcomes(pair.decode.events, [request])[G].released == 1
     at_rest(pair.decode.core)
 
 
@@ -410,7 +411,7 @@ def test_replayed_prompts_are_suspended_and_come_back() -> None:
     for request in made:
         core.add_local(request)
     executor.one_by_one = True
-    ended = outcomes(drain(core))
+    ended = outcomes(drain(core), made)
     assert executor.suspended, "the pool was large enough: the test shows nothing"
     for request in made:
         assert goes_on(request, "last_exited", ended[request.generation])

@@ -33,7 +33,7 @@ def run(requests: Sequence[EngineRequest], **settings: Any) -> list[Outcome]:
             executor.wait(0.01)
     finally:
         core.shutdown()
-    ended = outcomes(events)
+    ended = outcomes(events, requests)
     return [ended[request.generation] for request in requests]
 
 
