@@ -6,6 +6,7 @@ import typing
 import pytest
 
 from rlt.connector import messages
+from rlt.launch import ctl_options
 from rlt.launch.options import TABLE
 from rlt.launch.parser import Option
 
@@ -40,7 +41,9 @@ def option_row(option: Option) -> str:
 
 
 @pytest.mark.parametrize(
-    "option", [o for options in TABLE.values() for o in options], ids=lambda option: option.flag
+    "option",
+    [o for table in (TABLE, ctl_options.TABLE) for options in table.values() for o in options],
+    ids=lambda option: option.flag,
 )
 def test_operations_md_has_the_row_of_every_option(option: Option) -> None:
     assert option_row(option) in (ROOT / "docs" / "operations.md").read_text()
