@@ -14,6 +14,7 @@ from ..runtime.types import EngineRequest, Generation
 from .request import Request
 
 Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class Phase(Enum):

@@ -19,6 +19,7 @@ from ..connector.messages import (
     CancelRequest,
     CoordinatorToClient,
     Deltas,
+    DrainAnswer,
     Generate,
     Rejected,
     ServiceInfo,
@@ -138,7 +139,7 @@ class ClientCore:
                 values: dict[str, object] = {**message.values}
                 values["workers"] = [msgspec.structs.asdict(w) for w in message.workers]
                 return [Told(message.ask, values)]
-            case Alive():
+            case Alive() | DrainAnswer():
                 return []
             case _:
                 assert_never(message)

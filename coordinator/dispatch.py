@@ -15,6 +15,7 @@ from ..runtime.errors import Overloaded, RequestError, error_from
 from ..runtime.events import Refuse, Wait
 from ..runtime.types import EngineRequest, Generation
 from ..runtime.validate import resolve_request
+from .attempt import ROLES
 from .attempts import Attempts
 from .credits import Books
 from .generations import Generations
@@ -110,7 +111,7 @@ class Dispatcher:
     def run(self, now: Now) -> None:
         """Start what can start, if anything changed since the last time."""
         self._now = now
-        if self._registry.pairs():
+        if self._registry.open_pairs():
             self._pairless_since_s = None
         elif self._pairless_since_s is None:
             self._pairless_since_s = now.mono_s
@@ -175,15 +176,20 @@ class Dispatcher:
         geometry = self._registry.geometry
         if asked is None or geometry is None:
             return NoPair("no_prefill_worker", "no worker has registered yet")
-        return choose_pair(
+        choice = choose_pair(
             need_of(asked, geometry),
-            self._registry.pairs(),
+            self._registry.open_pairs(),
             self._registry.incarnations("prefill"),
             self._registry.incarnations("decode"),
             self._books,
             request.refused_by,
             request.failed_at,
         )
+        if isinstance(choice, NoPair):
+            for role in ROLES:
+                if self._registry.all_drain(role):
+                    return NoPair(f"no_{role}_worker", f"every {role} worker is being drained")
+        return choice
 
     def deadline_error(self, request: Request) -> tuple[str, str]:
         """What to call it that the request's time is up."""

@@ -10,6 +10,10 @@ COUNTER_BITS = 40
 _FIRST_MINUTE_S = 1_767_225_600  # 2026-01-01 UTC; 23 bits of minutes last 16 years
 
 
+def epoch_of(generation: Generation) -> int:
+    return generation >> COUNTER_BITS
+
+
 class Generations:
     def __init__(self, wall_s: float) -> None:
         self.epoch = max(1, int(wall_s - _FIRST_MINUTE_S) // 60)

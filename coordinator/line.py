@@ -40,7 +40,7 @@ class WaitingLine:
         return False
 
     def put_back(self, request: Request) -> None:
-        """To the front of its priority: it had its turn already. Of several, the oldest is first."""
+        """To the front of its priority: it had its turn already. Of several, the oldest first."""
         self._waiting = {request: None, **self._waiting}
         self._sort()
 

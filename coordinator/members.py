@@ -23,16 +23,19 @@ from ..runtime.types import Generation
 from .attempts import Attempts
 from .credits import Books
 from .effects import Effect, SendWorker
-from .generations import Generations
+from .generations import Generations, epoch_of
 from .handoffs import Handoffs
+from .names import Claim, Names
 from .now import Now
 from .registry import Registry, Worker
+from .settling import Settling
 from .supervisors import Supervisors
 
 logger = logging.getLogger(__name__)
 
 QUARANTINED = "blocks_quarantined"  # the name of that figure in a worker's heartbeat
 MAX_FEARED = 1024  # incarnations that one heartbeat may name
+NAME_BEATS = 2  # who was heard within so many heartbeats keeps its name
 UNREACHABLE_S = 2.0  # a closed connection that is not opened again for so long means a dead worker
 
 
@@ -46,6 +49,7 @@ class Members:
         handoffs: Handoffs,
         generations: Generations,
         supervisors: Supervisors,
+        settling: Settling,
         emit: Callable[[Effect], None],
         heartbeat_s: float,
         heartbeat_timeout_s: float,
@@ -61,6 +65,9 @@ class Members:
         self._heartbeat_s = heartbeat_s
         self._timeout_s = heartbeat_timeout_s
         self._looked_s = now.mono_s
+        self._settling = settling
+        self._told_version = 0  # of the registry, that everybody was told last
+        self._names = Names(NAME_BEATS * heartbeat_s, heartbeat_timeout_s)
 
     def register(self, incarnation: str, message: Register, now: Now) -> None:
         worker = self._registry.get(incarnation)
@@ -72,10 +79,12 @@ class Members:
                 logger.warning("refused %s worker %s: %s", message.role, message.worker, refusal)
                 self._emit(SendWorker(incarnation, RegisterRefused(reason=refusal)))
                 return
-            for older in self._registry.named(message.worker):
-                self.gone(older, "a new incarnation has taken its name", now)
-            self._generations.exceed(message.highest_epoch)
-            worker = self._registry.add(message, now.mono_s)
+            if not self._name_is_free(incarnation, message, now):
+                return
+            if message.highest_epoch > 0:
+                self._settling.heard_old_worker(now)
+            self._generations.exceed(max([message.highest_epoch, *map(epoch_of, message.live)]))
+            worker = self._registry.add(message, now.mono_s, self._generations.epoch)
             self._books.open(incarnation, message.limits)
             logger.info(
                 "%s worker %s registered (process %d, %s)",
@@ -84,9 +93,27 @@ class Members:
                 worker.pid,
                 incarnation,
             )
-        welcome = Welcome(epoch=self._generations.epoch, heartbeat_s=self._heartbeat_s)
+        welcome = Welcome(epoch=worker.epoch, heartbeat_s=self._heartbeat_s)
         self._emit(SendWorker(incarnation, welcome))
-        self.tell_peers()
+        self._tell_peers(now)
+
+    def _name_is_free(self, incarnation: str, message: Register, now: Now) -> bool:
+        """Else it is not answered, so that it asks again, or refused if that has not helped."""
+        older = self._registry.named(message.worker)
+        match self._names.claim(incarnation, older, now):
+            case Claim.FREE:
+                for worker in older:
+                    self.gone(worker, "a new incarnation has taken its name", now)
+                return True
+            case Claim.WAIT:
+                return False
+            case Claim.TAKEN:
+                reason = f"another worker is named {message.worker}, and lives: choose another name"
+                logger.warning("refused %s worker %s: %s", message.role, message.worker, reason)
+                self._emit(SendWorker(incarnation, RegisterRefused(reason=reason)))
+                return False
+            case claim:
+                assert_never(claim)
 
     def handle(self, worker: Worker, message: Heartbeat | PairReady | PairClosed, now: Now) -> None:
         match message:
@@ -117,7 +144,8 @@ class Members:
         if quarantined != self._books.account(worker.incarnation).quarantined_blocks:
             self._books.set_quarantined(worker.incarnation, int(quarantined))
         self._handoffs.heartbeat(worker, message, now)
-        if message.peers_version != self._registry.version:
+        settled = not self._settling.waiting(now)
+        if settled and message.peers_version != self._registry.version:
             self._emit(SendWorker(worker.incarnation, self._registry.peers_for(worker)))
         dead = self._feared(message.quarantined_from, now)
         answer = HeartbeatAnswer(oldest_live=self.oldest_live(), dead=dead)
@@ -126,7 +154,7 @@ class Members:
     def _feared(self, incarnations: tuple[str, ...], now: Now) -> tuple[str, ...]:
         """Which of them are dead. Those that are neither dead nor members are to be killed."""
         feared = incarnations[:MAX_FEARED]
-        for incarnation in feared:
+        for incarnation in feared if not self._settling.waiting(now) else ():
             if self._registry.get(incarnation) is None:
                 self._registry.bar(incarnation)
                 self._supervisors.expel(incarnation, now.mono_s)
@@ -173,10 +201,13 @@ class Members:
             elif cut_s > min(UNREACHABLE_S, self._timeout_s):
                 self.gone(worker, f"its connection has been closed for {cut_s:.1f} s", now)
         self._supervisors.tick(now.mono_s)
+        if self._told_version != self._registry.version:  # it was held back until now
+            self._tell_peers(now)
 
     def gone(self, worker: Worker, why: str, now: Now) -> None:
         """It takes part no more, and is to be killed if it is not dead yet."""
-        logger.warning("%s worker %s is gone: %s", worker.role, worker.name, why)
+        level = logging.WARNING if worker.draining_since_s is None else logging.INFO
+        logger.log(level, "%s worker %s is gone: %s", worker.role, worker.name, why)
         error = f"{worker.role} worker {worker.name} is gone: {why}"
         self._registry.remove(worker.incarnation)  # first, so that nothing is routed there again
         for attempt in self._attempts.at(worker.incarnation):
@@ -186,8 +217,11 @@ class Members:
         self._attempts.forget_worker(worker.incarnation)
         self._books.close(worker.incarnation)
         self._supervisors.expel(worker.incarnation, now.mono_s)
-        self.tell_peers()
+        self._tell_peers(now)
 
-    def tell_peers(self) -> None:
+    def _tell_peers(self, now: Now) -> None:
+        if self._settling.waiting(now):
+            return
+        self._told_version = self._registry.version
         for worker in self._registry.workers():
             self._emit(SendWorker(worker.incarnation, self._registry.peers_for(worker)))

@@ -26,6 +26,7 @@ from .remembered import Remembered
 from .router import Pair
 
 MAX_REMOVED = 16384
+MAX_EARLY = 4096
 
 
 def _unnamed(model: ModelDescription) -> ModelDescription:
@@ -42,7 +43,10 @@ class Worker:
     endpoint: str
     limits: AdmissionLimits
     heard_s: float
+    epoch: int  # that it was welcomed with
     unreachable_since_s: float | None = None
+    draining_since_s: float | None = None
+    restart: bool = False  # once it is drained
     live: tuple[LiveGeneration, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)
 
@@ -56,6 +60,7 @@ class Registry:
         self._pairs: dict[Pair, None] = {}
         self._refused: dict[Pair, str] = {}  # pairs that will never be ready, and why
         self._removed = Remembered(MAX_REMOVED)
+        self._early: dict[Pair, None] = {}  # said to be ready before their decode worker came
         self.changes = 0  # moves with every change of membership or of the ready pairs
 
     def refusal(self, incarnation: str, message: Register) -> str | None:
@@ -87,7 +92,7 @@ class Registry:
             return f"its KV geometry is not this service's: {differences}"
         return None
 
-    def add(self, message: Register, mono_s: float) -> Worker:
+    def add(self, message: Register, mono_s: float, epoch: int) -> Worker:
         if self.model is None:
             self.model, self.geometry = message.model, message.pool.geometry
         worker = Worker(
@@ -98,19 +103,27 @@ class Registry:
             endpoint=message.peer_endpoint,
             limits=message.limits,
             heard_s=mono_s,
+            epoch=epoch,
         )
         self._workers[worker.incarnation] = worker
         self.version += 1
         self.changes += 1
+        for pair in [pair for pair in self._early if pair.decode == worker.incarnation]:
+            del self._early[pair]
+            self.pair_ready(pair.prefill, pair.decode)
         return worker
+
+    def drain(self, worker: Worker, mono_s: float) -> None:
+        """Nothing new goes there from now on."""
+        worker.draining_since_s = mono_s
+        self.changes += 1
 
     def remove(self, incarnation: str) -> None:
         del self._workers[incarnation]
         self.bar(incarnation)
-        for pair in [*self._pairs, *self._refused]:
-            if incarnation in (pair.prefill, pair.decode):
-                self._pairs.pop(pair, None)
-                self._refused.pop(pair, None)
+        for pairs in (self._pairs, self._refused, self._early):
+            for pair in [p for p in pairs if incarnation in (p.prefill, p.decode)]:
+                del pairs[pair]
         self.version += 1
         self.changes += 1
 
@@ -122,8 +135,13 @@ class Registry:
         return incarnation in self._removed
 
     def pair_ready(self, prefill: str, decode: str) -> bool:
-        """True if this opened a pair. A pair of workers that are not both here is no pair."""
+        """True if this opened a pair. A pair of workers that are not both here is no pair; after a
+        restart of the coordinator, the decode worker may yet come."""
         pair = Pair(prefill, decode)
+        if self.get(decode) is None and not self.is_barred(decode):
+            if len(self._early) < MAX_EARLY:
+                self._early[pair] = None
+            return False
         if not self._can_pair(pair) or pair in self._pairs:
             return False
         self._pairs[pair] = None
@@ -133,6 +151,7 @@ class Registry:
 
     def pair_closed(self, prefill: str, decode: str) -> bool:
         pair = Pair(prefill, decode)
+        self._early.pop(pair, None)
         if pair not in self._pairs:
             return False
         del self._pairs[pair]
@@ -178,6 +197,24 @@ class Registry:
     def pairs(self) -> tuple[Pair, ...]:
         return tuple(self._pairs)
 
+    def open_pairs(self) -> tuple[Pair, ...]:
+        """Those that may be given something new."""
+        draining = {w.incarnation for w in self._workers.values() if w.draining_since_s is not None}
+        if not draining:
+            return tuple(self._pairs)
+        return tuple(p for p in self._pairs if draining.isdisjoint((p.prefill, p.decode)))
+
+    def paired_with(self, incarnation: str) -> tuple[str, ...]:
+        """Names of the workers to which this one has a ready pair."""
+        pairs = [p for p in self._pairs if incarnation in (p.prefill, p.decode)]
+        others = [p.decode if p.prefill == incarnation else p.prefill for p in pairs]
+        return tuple(sorted(self._workers[other].name for other in others))
+
+    def all_drain(self, role: Role) -> bool:
+        """Workers of that role are here, and none that takes anything new."""
+        since = [w.draining_since_s for w in self._workers.values() if w.role == role]
+        return bool(since) and None not in since
+
     def pool_tokens(self) -> int | None:
         """Positions that one request may take of the roomiest decode worker; None without one."""
         if self.geometry is None:
@@ -217,6 +254,8 @@ class Registry:
                 pid=worker.pid,
                 live=len(worker.live),
                 values={**worker.statistics, **more(worker.incarnation)},
+                draining=worker.draining_since_s is not None,
+                pairs=self.paired_with(worker.incarnation),
             )
             for worker in self._workers.values()
         )

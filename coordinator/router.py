@@ -65,8 +65,8 @@ def choose_pair(
     refused_by: Mapping[str, tuple[str, str]],
     failed_at: Mapping[str, int],
 ) -> Choice:
-    """pairs: those that may be given something. prefill, decode: every registered worker. failed_at:
-    by worker, how often it failed this request; others are preferred."""
+    """pairs: those that may be given something. prefill, decode: every registered worker.
+    failed_at: by worker, how often it failed this request; others are preferred."""
     prefill, decode = tuple(prefill), tuple(decode)
     never = _never(need, prefill, decode, books, refused_by)
     if never is not None:

@@ -17,6 +17,7 @@ from ..connector.messages import (
     CancelDone,
     CancelRequest,
     ClientToCoordinator,
+    DrainWorker,
     Generate,
     Heartbeat,
     Hello,
@@ -25,6 +26,7 @@ from ..connector.messages import (
     PairClosed,
     PairReady,
     Register,
+    RegisterAgain,
     RegisterRefused,
     ServiceInfo,
     Statistics,
@@ -37,12 +39,13 @@ from ..runtime.errors import InvariantBroken, ProtocolError, ShuttingDown
 from ..runtime.prompt import Tokenizer
 from ..runtime.validate import MAX_SEED
 from .agreement import check_agreement
-from .attempt import Attempt, Leg, Role
+from .attempt import ROLES, Attempt, Leg, Role
 from .attempts import Attempts
 from .config import CoordinatorConfig
 from .credits import Books
 from .desk import Desk
 from .dispatch import Dispatcher
+from .draining import Draining
 from .effects import Effect, SendClient, SendWorker
 from .generations import Generations
 from .handoffs import Handoffs
@@ -55,13 +58,13 @@ from .prompts import Prompt
 from .registry import Registry, Worker
 from .request import Request
 from .retries import Retries
+from .settling import Settling
 from .snapshot import Snapshot, take_snapshot
 from .supervisors import Supervisors
 
 logger = logging.getLogger(__name__)
 
 FromWorker = WorkerToCoordinator | SupervisorToCoordinator
-ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class CoordinatorState:
@@ -74,6 +77,7 @@ class CoordinatorState:
         draw_seed: Callable[[], int] = lambda: secrets.randbelow(MAX_SEED),
         observer: Observer | None = None,
     ) -> None:
+        self.instance = secrets.token_hex(8)
         self._config = config
         self._now = now
         self._observer = observer or Unobserved()
@@ -96,6 +100,7 @@ class CoordinatorState:
             handoffs=self._handoffs,
             generations=self._generations,
             supervisors=self._supervisors,
+            settling=Settling(self._registry, config.expected_prefill, config.expected_decode, now),
             emit=emit,
             heartbeat_s=config.heartbeat_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
@@ -129,6 +134,13 @@ class CoordinatorState:
             counters=self.counters,
             max_attempts=config.max_attempts,
         )
+        self._draining_workers = Draining(
+            registry=self._registry,
+            attempts=self._attempts,
+            move=self._retries.move,
+            emit=emit,
+            drain_s=config.drain_s,
+        )
         self._draining = False
 
     # Events
@@ -156,6 +168,9 @@ class CoordinatorState:
                 workers = self._registry.statistics(self._books.statistics)
                 statistics = Statistics(ask=ask, values=self.statistics(), workers=workers)
                 self._effects.append(SendClient(client, statistics))
+            case DrainWorker():
+                answer = self._draining_workers.asked(message, now)
+                self._effects.append(SendClient(client, answer))
             case _:
                 assert_never(message)
         return self._settle()
@@ -186,6 +201,8 @@ class CoordinatorState:
         match message:
             case Heartbeat() | PairReady() | PairClosed():
                 self._members.handle(worker, message, now)
+                if isinstance(message, Heartbeat):
+                    self._draining_workers.heartbeat(worker, message.draining, now)
             case Output():
                 self._handoffs.output(worker, message, now)
             case Register() | Supervise() | WorkerExited():
@@ -195,9 +212,12 @@ class CoordinatorState:
 
     def _refuse_unknown(self, incarnation: str, message: FromWorker) -> None:
         """Whoever beats without being known missed its removal, or this coordinator is new."""
-        if isinstance(message, Heartbeat):
-            reason = "this incarnation is not registered (any more): start a new one"
-            self._effects.append(SendWorker(incarnation, RegisterRefused(reason=reason)))
+        if not isinstance(message, Heartbeat):
+            return
+        answer: RegisterAgain | RegisterRefused = RegisterAgain()
+        if self._registry.is_barred(incarnation) or self._supervisors.is_dead(incarnation):
+            answer = RegisterRefused(reason="this incarnation was expelled: start a new one")
+        self._effects.append(SendWorker(incarnation, answer))
 
     def client_gone(self, client: bytes, now: Now) -> list[Effect]:
         self._now = now
@@ -220,6 +240,7 @@ class CoordinatorState:
         """What follows from the passing of time."""
         self._now = now
         self._members.expire(now)
+        self._draining_workers.tick(now)
         self._attempts.repeat(now.mono_s)
         for request in self._desk.expired(now.mono_s):
             self._desk.fail(request, *self._dispatcher.deadline_error(request))
@@ -297,7 +318,7 @@ class CoordinatorState:
     @property
     def ready(self) -> bool:
         """At least one pair can serve."""
-        return bool(self._registry.pairs())
+        return bool(self._registry.open_pairs())
 
     @property
     def not_ready(self) -> tuple[str, str] | None:
@@ -309,6 +330,8 @@ class CoordinatorState:
         for role in ROLES:
             if not self.workers(role):
                 return f"no_{role}_worker", f"no {role} worker is here"
+            if self._registry.all_drain(role):
+                return f"no_{role}_worker", f"every {role} worker is being drained"
         reason = "no prefill worker has a ready connection to a decode worker"
         return "no_decode_worker", self.unpairable or reason
 
@@ -340,7 +363,10 @@ class CoordinatorState:
 
     def _service_info(self) -> ServiceInfo:
         return ServiceInfo(
-            protocol_version=PROTOCOL_VERSION, model=self.model_name, ready=self.ready
+            protocol_version=PROTOCOL_VERSION,
+            model=self.model_name,
+            ready=self.ready,
+            instance=self.instance,
         )
 
     def statistics(self) -> dict[str, float]:
@@ -349,7 +375,7 @@ class CoordinatorState:
             queue_length=len(self._dispatcher),
             live_requests=len(self._desk.live()),
             live_attempts=len(self._attempts),
-            ready_pairs=len(self._registry.pairs()),
+            ready_pairs=len(self._registry.open_pairs()),
             credits_outstanding=self._books.outstanding(),
             repeated_asks=self._attempts.repeats,
             expels_open=self._supervisors.open_expels,

@@ -14,10 +14,12 @@ from rlt.connector.messages import (
     PairClosed,
     PairReady,
     Peers,
+    RegisterAgain,
     RegisterRefused,
     Welcome,
 )
 from rlt.coordinator.generations import COUNTER_BITS
+from rlt.coordinator.settling import YOUNG_S
 from rlt.runtime.types import Generation
 
 from .looking import asks, assert_idle, outcome, rejections, step_until
@@ -173,21 +175,63 @@ def test_an_expelled_incarnation_never_comes_back_but_a_new_one_does() -> None:
     assert outcome(world) == "length"
 
 
-def test_a_new_incarnation_of_a_name_replaces_the_old_one() -> None:
+@pytest.mark.parametrize("how", ["silent", "reaped"])
+def test_a_new_incarnation_of_a_name_replaces_an_old_one_that_is_no_more(how: str) -> None:
     world = World()
+    world.supervised = True
     world.generate(max_tokens=50)
     world.deliver_all()
-    world.dead.add(world.named("d0").incarnation)
-    world.workers.pop("d0-1")
-    world.add(ScriptedWorker("d0", "decode", life=2))
+    old = world.named("d0")
+    old.stopped = True
+    new = world.add(ScriptedWorker("d0", "decode", life=2))
     world.deliver_to_coordinator("d0-2")
+    assert new.heard == [] and not world.to_worker["d0-2"]  # it has to ask again
+    if how == "silent":
+        world.pass_time(1.5)
+    else:
+        world.kill(old.incarnation)
+    world.beat()
+    world.deliver_all()
     assert world.state.counters["retries.worker_lost"] == 1
     assert [w.incarnation for w in world.state.workers("decode")] == ["d0-2"]
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_a_name_that_belongs_to_a_worker_which_lives_is_refused_after_a_while() -> None:
+    world = World(heartbeat_timeout_s=5.0)
+    world.generate(max_tokens=3)
+    twin = world.add(ScriptedWorker("d0", "decode", life=2))
+    for _ in range(14):
+        assert not twin.heard
+        world.beat()
+        world.deliver_all()
+        world.pass_time(0.4)
+    [answer] = twin.heard
+    assert isinstance(answer, RegisterRefused) and "d0" in answer.reason
+    assert [w.incarnation for w in world.state.workers("decode")] == ["d0-1"]
+
+
+def test_the_same_register_is_always_answered_with_the_same_epoch() -> None:
+    """A worker drops everything at a Welcome with another one."""
+    world = World()
+    world.pass_time(YOUNG_S)
+    decode = world.named("d0")
+    epoch = decode.welcome_epoch
+    world.add(ScriptedWorker("p1", "prefill", highest_epoch=epoch + 5))
+    world.generate()
+    world.deliver_all()
+    world.to_coordinator["d0-1"].append(decode.register())
+    world.deliver_all()
+    assert decode.welcome_epoch == epoch and decode.live
+    assert_idle(world)
+    assert outcome(world) == "length"
 
 
 @pytest.mark.parametrize("above", [0, 1, 1000])
 def test_generations_rise_above_every_epoch_that_a_worker_has_seen(above: int) -> None:
     world = World(prefill=0)
+    world.pass_time(YOUNG_S)
     seen = world.state._generations.epoch + above
     world.add(ScriptedWorker("p", "prefill", highest_epoch=seen))
     world.deliver_all()
@@ -253,11 +297,11 @@ def test_a_stale_peers_version_is_answered_with_the_current_peers() -> None:
     assert len(asks(decode, Peers)) == heard + 1
 
 
-def test_a_heartbeat_of_an_unknown_incarnation_is_refused() -> None:
+def test_a_heartbeat_of_an_unknown_incarnation_is_answered_with_register_again() -> None:
     world = World()
     stranger = ScriptedWorker("s", "decode")
     world.to_worker[stranger.incarnation] = world.to_worker["d0-1"].__class__()
     beat = stranger.heartbeat()
     world.perform(world.state.handle_worker(stranger.incarnation, beat, world.now))
     [answer] = world.to_worker[stranger.incarnation]
-    assert isinstance(answer, RegisterRefused)
+    assert answer == RegisterAgain()

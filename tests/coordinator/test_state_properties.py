@@ -1,7 +1,9 @@
-"""Random interleavings, losses, doublings, cancels, failures and deaths, checked after every event.
+"""Random interleavings, losses, doublings, cancels, failures, deaths, stops, drains and restarts,
+checked after every event.
 
-World complains about output after a cancel was answered, output out of order, or a second ending;
-in the end every request has ended once and no credit is out.
+World complains about wrong tokens, output after a cancel was answered, output out of order, or a
+second ending; in the end every request has ended once, by itself or with a named error, no credit
+is out and nobody is left to be killed.
 """
 
 import os
@@ -11,8 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlt.connector.messages import DrainWorker, PairClosed
+
 from .workers import ScriptedWorker
-from .world import World
+from .world import SUPERVISOR, World
 
 EXAMPLES = int(os.environ.get("RLT_EXAMPLES", "60"))
 
@@ -36,12 +40,30 @@ actions = st.one_of(
     st.tuples(st.just("kill"), picks, st.booleans()),
     st.tuples(st.just("join"), st.sampled_from(["prefill", "decode"]), st.sampled_from([64, 4096])),
     st.tuples(st.just("full"), picks),
+    st.tuples(st.just("stop"), picks),
+    st.tuples(st.just("wake"), picks),
+    st.tuples(st.just("drain"), picks, st.booleans()),
+    st.tuples(st.just("wants to end"), picks),
+    st.tuples(st.just("close pair"), picks, picks),
+    st.tuples(st.just("restart coordinator")),
 )
+ERRORS = {
+    "deadline_exceeded",
+    "no_prefill_worker",
+    "no_decode_worker",
+    "worker_lost",
+    "transfer_failed",
+    "too_long",
+    "closed",
+    "pair_closed",
+}
 
 
 def _lines(world: World) -> list[tuple[str, bool]]:
     lines = [(name, True) for name, line in world.to_worker.items() if line]
-    return lines + [(name, False) for name, line in world.to_coordinator.items() if line]
+    lines += [(name, False) for name, line in world.to_coordinator.items() if line]
+    lines += [(SUPERVISOR, True)] * bool(world.to_supervisor)
+    return lines + [(SUPERVISOR, False)] * bool(world.from_supervisor)
 
 
 def _deliver(world: World, pick: int, how: str) -> None:
@@ -49,12 +71,28 @@ def _deliver(world: World, pick: int, how: str) -> None:
     if not lines:
         return
     name, down = lines[pick % len(lines)]
-    if how == "lost":
+    if name == SUPERVISOR:
+        _deliver_supervision(world, down, how)
+    elif how == "lost":
         (world.to_worker if down else world.to_coordinator)[name].popleft()
     elif down:
         world.deliver_to_worker(name, twice=how == "twice")
     else:
         world.deliver_to_coordinator(name, twice=how == "twice")
+
+
+def _deliver_supervision(world: World, down: bool, how: str) -> None:
+    if how == "lost":
+        (world.to_supervisor if down else world.from_supervisor).popleft()
+    elif down:
+        world.deliver_to_supervisor(twice=how == "twice")
+    else:
+        world.deliver_from_supervisor(twice=how == "twice")
+
+
+def _pick(world: World, pick: int) -> ScriptedWorker | None:
+    names = sorted(world.workers)
+    return world.workers[names[pick % len(names)]] if names else None
 
 
 def _act(world: World, action: tuple[object, ...], lives: list[int]) -> None:
@@ -87,17 +125,35 @@ def _act(world: World, action: tuple[object, ...], lives: list[int]) -> None:
                 messages = worker.fail(generation, "transfer_failed")
                 world.to_coordinator[worker.incarnation].extend(messages)
         case ("kill", int(pick), bool(noticed)):
-            if world.workers:
-                world.kill(sorted(world.workers)[pick % len(world.workers)], noticed=noticed)
+            if (worker := _pick(world, pick)) is not None:
+                world.kill(worker.incarnation, noticed=noticed)
         case ("join", str(role), int(blocks)):
             lives[0] += 1
             if len(world.workers) < 6:
                 name = f"{role[0]}{lives[0] % 3}"
                 world.add(ScriptedWorker(name, role, num_blocks=blocks, life=10 + lives[0]))
         case ("full", int(pick)):
-            if world.workers:
-                worker = world.workers[sorted(world.workers)[pick % len(world.workers)]]
+            if (worker := _pick(world, pick)) is not None:
                 worker.num_blocks = max(4, worker.num_blocks // 2)
+        case ("stop" | "wake" as what, int(pick)):
+            if (worker := _pick(world, pick)) is not None:
+                worker.stopped = what == "stop"
+        case ("drain", int(pick), bool(restart)):
+            if (worker := _pick(world, pick)) is not None:
+                world.from_client(DrainWorker(worker=worker.name, restart=restart))
+        case ("wants to end", int(pick)):
+            if (worker := _pick(world, pick)) is not None:
+                worker.draining = True
+        case ("close pair", int(pick), int(other)):
+            pairs = sorted((w.incarnation, d) for w in world.workers.values() for d in w.pairs)
+            if pairs:
+                prefill, decode = pairs[(pick + other) % len(pairs)]
+                world.workers[prefill].pairs.discard(decode)
+                world.workers[prefill].peers = None  # it is opened again with the next peers
+                word = PairClosed(decode=decode, reason="cut")
+                world.to_coordinator[prefill].append(word)
+        case ("restart coordinator",):
+            world.restart_coordinator()
         case _:
             raise AssertionError(action)
 
@@ -107,6 +163,9 @@ def _come_to_an_end(world: World) -> None:
     for name in ("p", "d"):
         role = "prefill" if name == "p" else "decode"
         world.add(ScriptedWorker(f"{name}-sound", role, life=1000))
+    world.supervised = True
+    for worker in world.workers.values():
+        worker.stopped = False
     for incarnation, worker in list(world.workers.items()):
         replaced = [w for w in world.workers.values() if w.name == worker.name]
         if worker is not replaced[-1]:  # its name was taken: a supervisor would kill it
@@ -118,9 +177,15 @@ def _check_end(world: World) -> None:
     _come_to_an_end(world)
     assert world.state.statistics()["credits_outstanding"] == 0
     for client in world.clients.values():
-        assert all(life.last is not None for life in client.lives)
+        ends = [life.last for life in client.lives]
+        assert all(last is not None and last.error_code in {None, *ERRORS} for last in ends), ends
         answered = len(client.accepted) + len({r.submission for r in client.rejected})
         assert answered == len(client.sent)
+    for _ in range(40):
+        world.beat()
+        world.pass_time(0.5)
+        world.deliver_all()
+    assert world.state.statistics()["expels_open"] == 0
     for worker in world.workers.values():
         assert not worker.live, f"{worker.name} still holds {worker.live}"
 
@@ -130,7 +195,7 @@ def _check_end(world: World) -> None:
 def test_every_request_ends_once_and_everything_comes_back(
     script: list[tuple[object, ...]],
 ) -> None:
-    world = World(prefill=2, decode=2, heartbeat_timeout_s=5.0)
+    world = World(prefill=2, decode=2, heartbeat_timeout_s=5.0, drain_s=3.0)
     lives = [0]
     for action in script:
         _act(world, action, lives)
@@ -154,6 +219,12 @@ def _draw(rng: random.Random) -> tuple[object, ...]:
         (1, ("kill", pick, rng.random() < 0.5)),
         (1, ("join", rng.choice(["prefill", "decode"]), rng.choice([64, 4096]))),
         (1, ("full", pick)),
+        (1, ("stop", pick)),
+        (2, ("wake", pick)),
+        (1, ("drain", pick, rng.random() < 0.7)),
+        (1, ("wants to end", pick)),
+        (1, ("close pair", pick, rng.randint(0, 7))),
+        (rng.random() < 0.1, ("restart coordinator",)),
     ]
     weights = [weight for weight, _ in choices]
     return rng.choices([action for _, action in choices], weights)[0]
@@ -161,7 +232,7 @@ def _draw(rng: random.Random) -> tuple[object, ...]:
 
 def _live_through(seed: int) -> None:
     rng = random.Random(seed)
-    world = World(prefill=2, decode=2, heartbeat_timeout_s=5.0)
+    world = World(prefill=2, decode=2, heartbeat_timeout_s=5.0, drain_s=3.0)
     lives = [0]
     for _ in range(rng.randint(100, 500)):
         _act(world, _draw(rng), lives)

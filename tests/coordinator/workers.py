@@ -27,12 +27,14 @@ from rlt.connector.messages import (
     PrefillComplete,
     Refused,
     Register,
+    RegisterAgain,
     RegisterRefused,
     RequestActivated,
     RequestReceived,
     Resend,
     Reserve,
     Reserved,
+    Shutdown,
     Welcome,
     WorkerToCoordinator,
 )
@@ -102,6 +104,11 @@ class ScriptedWorker:
     says: tuple[int, ...] | None = None  # what every request gets instead of expected_tokens()
     ended: bool = False  # it was refused: a real one exits
     stopped: bool = False  # as by SIGSTOP
+    feared: tuple[str, ...] = ()
+    draining: bool = False  # it wants to end, as after SIGTERM
+    shutdown: Shutdown | None = None  # what it was told
+    welcome_epoch: int = 0
+    pairs: set[str] = field(default_factory=set)  # a prefill worker's, by incarnation
     dull: bool = False  # it does not fail by itself what a dead peer has left
     highest_epoch: int = 0
     peers: Peers | None = None
@@ -153,7 +160,13 @@ class ScriptedWorker:
             if g not in self.live
         ]
         version = self.peers.version if self.peers is not None else 0
-        return Heartbeat(peers_version=version, live=tuple(live), statistics={"beats": 1.0})
+        return Heartbeat(
+            peers_version=version,
+            live=tuple(live),
+            statistics={"beats": 1.0},
+            draining=self.draining,
+            quarantined_from=self.feared,
+        )
 
     def handle(self, message: CoordinatorToWorker) -> list[WorkerToCoordinator]:
         self.heard.append(message)
@@ -165,14 +178,26 @@ class ScriptedWorker:
                 self.live.clear()
                 self.log.clear()
             case Welcome():
-                self.welcome = message
+                new = self.welcome_epoch not in (0, message.epoch)
+                self.welcome, self.welcome_epoch = message, message.epoch
                 self.highest_epoch = max(self.highest_epoch, message.epoch)
+                if new:  # the coordinator is
+                    self.closed.update(self.live)
+                    self.live.clear()
+                    self.log.clear()
+                    self.peers = None
+                    return [PairReady(decode=decode) for decode in sorted(self.pairs)]
+            case RegisterAgain():
+                self.welcome = None
+                return [self.register()]
+            case Shutdown():
+                self.shutdown = message
             case Peers():
-                known = self.peers.peers if self.peers is not None else ()
                 self.peers = message
-                lost = self._without({peer.incarnation for peer in message.peers})
-                new = [peer.incarnation for peer in message.peers if peer not in known]
-                return lost + [self._pair(decode) for decode in new if self.role == "prefill"]
+                here = {peer.incarnation for peer in message.peers}
+                self.pairs &= here
+                new = [decode for decode in sorted(here - self.pairs) if self.role == "prefill"]
+                return self._without(here) + [self._pair(decode) for decode in new]
             case Reserve():
                 return [self._reserve(message)]
             case Prefill():
@@ -199,6 +224,7 @@ class ScriptedWorker:
     def _pair(self, decode: str) -> WorkerToCoordinator:
         if self.refuses_pairs:
             return PairClosed(decode=decode, reason="no path between them", refused=True)
+        self.pairs.add(decode)
         return PairReady(decode=decode)
 
     def _without(self, peers: set[str]) -> list[WorkerToCoordinator]:
@@ -217,6 +243,8 @@ class ScriptedWorker:
         if generation in self.closed:
             return Refused(generation=generation, code="closed", reason="closed")
         if generation not in self.live:
+            if self.draining:
+                return MustWait(generation=generation, reason="draining")
             used = sum(self.geometry.blocks(r.request.capacity_tokens) for r in self.live.values())
             need = self.geometry.blocks(ask.request.capacity_tokens)
             if need > self.num_blocks:

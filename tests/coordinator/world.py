@@ -17,9 +17,11 @@ from rlt.connector.messages import (
     ConfirmRow,
     CoordinatorToClient,
     CoordinatorToWorker,
+    DrainAnswer,
     Expel,
     Generate,
     Rejected,
+    ServiceInfo,
     Supervise,
     Supervised,
     SupervisorToCoordinator,
@@ -47,7 +49,7 @@ class Life:
     request: GenerateRequest
     tokens: list[int] = field(default_factory=list)
     last: Delta | None = None
-    cancelled: bool = False
+    lost: bool = False  # its coordinator died
 
 
 @dataclass
@@ -58,7 +60,10 @@ class ScriptedClient:
     sent: dict[int, GenerateRequest] = field(default_factory=dict)
     accepted: set[int] = field(default_factory=set)
     gone: bool = False
+    lost: set[int] = field(default_factory=set)  # submissions to a coordinator that died
     cancel_done: int = 0
+    drained: list[DrainAnswer] = field(default_factory=list)
+    infos: list[ServiceInfo] = field(default_factory=list)
 
     def live(self, request_id: RequestId) -> Life | None:
         for life in reversed(self.lives):
@@ -72,6 +77,10 @@ class ScriptedClient:
                 if submission not in self.accepted:
                     self.accepted.add(submission)
                     self.lives.append(Life(self.sent[submission]))
+            case DrainAnswer():
+                self.drained.append(message)
+            case ServiceInfo():
+                self.infos.append(message)
             case Rejected():
                 self.rejected.append(message)
             case CancelDone(request_id=request_id):
@@ -105,6 +114,7 @@ class World:
         **options: object,
     ) -> None:
         config = CoordinatorConfig(runtime_dir="/nowhere", **options)  # type: ignore[arg-type]
+        self._config, self._observer = config, observer
         self.time_s = 100.0
         self.state = CoordinatorState(config, self.now, draw_seed=lambda: 7, observer=observer)
         self.workers: dict[str, ScriptedWorker] = {}
@@ -189,12 +199,25 @@ class World:
         self.state.check()
 
     def deliver_to_worker(self, incarnation: str, *, twice: bool = False) -> None:
-        if self.workers[incarnation].stopped:
+        worker = self.workers[incarnation]
+        if worker.stopped:
             self.to_worker[incarnation].clear()  # nobody reads it
             return
         message = self.to_worker[incarnation].popleft()
         for _ in range(1 + twice):
-            self.to_coordinator[incarnation].extend(self.workers[incarnation].handle(message))
+            self.to_coordinator[incarnation].extend(worker.handle(message))
+        if worker.shutdown is not None:
+            self._exit(worker, restart=worker.shutdown.restart)
+
+    def _exit(self, worker: ScriptedWorker, *, restart: bool) -> None:
+        """It ends in order; its supervisor reaps it, and starts it again if that was asked for."""
+        while self.to_coordinator[worker.incarnation]:
+            self.deliver_to_coordinator(worker.incarnation)
+        self.kill(worker.incarnation, noticed=False)
+        self.from_supervisor.append(self.reaped[worker.incarnation])
+        if restart:
+            life = worker.life + 1000
+            self.add(ScriptedWorker(worker.name, worker.role, worker.num_blocks, life=life))
 
     def deliver_to_coordinator(self, incarnation: str, *, twice: bool = False) -> None:
         message = self.to_coordinator[incarnation].popleft()
@@ -231,10 +254,25 @@ class World:
             while self.from_supervisor:
                 self.deliver_from_supervisor()
             for incarnation in list(self.workers):
-                while self.to_worker[incarnation]:
+                while self.to_worker.get(incarnation):
                     self.deliver_to_worker(incarnation)
-                while self.to_coordinator[incarnation]:
+                while self.to_coordinator.get(incarnation):
                     self.deliver_to_coordinator(incarnation)
+
+    def restart_coordinator(self) -> None:
+        """It is killed, and a new one takes its place: what was on the way to it is lost."""
+        for life in (life for client in self.clients.values() for life in client.lives):
+            life.lost = life.last is None
+        for client in self.clients.values():
+            client.lives = [life for life in client.lives if not life.lost]
+            client.lost = set(client.sent)
+        for line in (*self.to_coordinator.values(), *self.to_worker.values()):
+            line.clear()
+        self.to_supervisor.clear()
+        self.from_supervisor.clear()
+        self.state = CoordinatorState(
+            self._config, self.now, draw_seed=lambda: 7, observer=self._observer
+        )
 
     # Workers and time
 

@@ -1,0 +1,193 @@
+"""Draining: a worker gets nothing new, ends in order, and no request fails for it."""
+
+import pytest
+
+from rlt.connector.messages import DrainAnswer, DrainWorker, Reserve, Shutdown
+
+from .looking import asks, assert_idle, outcome, step_until
+from .workers import ScriptedWorker
+from .world import World
+
+
+def drain(world: World, name: str, *, restart: bool = False) -> DrainAnswer:
+    world.from_client(DrainWorker(worker=name, restart=restart))
+    return world.clients[b"c0"].drained[-1]
+
+
+def live_with(world: World, *needed: str) -> None:
+    while not all(world.named(name).live for name in needed):
+        world.work()
+        world.deliver_all()
+
+
+def run(world: World, seconds: float) -> None:
+    end_s = world.time_s + seconds
+    while world.time_s < end_s:
+        world.work()
+        world.beat()
+        world.deliver_all()
+        world.pass_time(0.25)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_a_drained_worker_finishes_what_it_has_and_is_told_to_end(name: str, restart: bool) -> None:
+    world = World(prefill=2, decode=2)
+    for number in range(4):
+        world.generate(f"r{number}", max_tokens=9)
+    step_until(world, "sending")
+    old = world.named(name)
+    assert old.live
+    assert drain(world, name, restart=restart) == DrainAnswer(worker=name, incarnation=f"{name}-1")
+    world.generate("later", max_tokens=3)
+    world.deliver_all()
+    assert old.shutdown is None
+    reserves = len(asks(world.named("d0"), Reserve))
+    assert_idle(world)
+    run(world, 2.0)
+    assert old.shutdown == Shutdown(restart=restart)
+    assert old.incarnation in world.reaped
+    assert [outcome(world, f"r{number}") for number in range(4)] == ["length"] * 4
+    assert outcome(world, "later") == "length"
+    assert not world.state.counters["retries"] and not world.state.counters["expelled"]
+    if name == "d0" and not restart:
+        assert reserves == len(asks(old, Reserve))
+    here = [w.incarnation for w in world.state.workers("prefill" if name == "p0" else "decode")]
+    assert len(here) == 1 + restart and old.incarnation not in here
+
+
+def test_a_worker_that_wants_to_end_is_drained_and_started_again() -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=9)
+    live_with(world, "d0")
+    world.named("d0").draining = True
+    old = world.named("d0")
+    world.beat()
+    world.deliver_all()
+    assert old.shutdown is None
+    run(world, 5.0)
+    assert outcome(world) == "length"
+    assert old.shutdown == Shutdown(restart=True)
+    assert len(world.state.workers("decode")) == 2
+
+
+def test_an_idle_worker_ends_at_once_and_at_every_heartbeat_until_it_does() -> None:
+    world = World(decode=2)
+    drain(world, "d0")
+    assert world.to_worker["d0-1"].pop() == Shutdown()
+    world.beat()
+    world.deliver_all()
+    assert "d0-1" in world.reaped
+    assert drain(world, "d0").error is not None
+
+
+def test_whoever_waits_for_a_place_at_a_draining_worker_goes_elsewhere() -> None:
+    world = World(decode=2)
+    for name in ("d0", "d1"):
+        world.named(name).num_blocks = 4
+    for number in range(4):
+        world.generate(f"r{number}", prompt=(1,), max_tokens=2)
+    world.deliver_all()
+    waiting = [a for a in world.state._attempts.at("d0-1") if a.must_wait]
+    assert len(waiting) == 1
+    drain(world, "d0")
+    assert not waiting[0].live
+    assert_idle(world)
+    assert [outcome(world, f"r{number}") for number in range(4)] == ["length"] * 4
+    assert world.state.counters["retries"] == 1
+
+
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_what_is_not_done_in_time_moves_to_other_workers(name: str) -> None:
+    world = World(prefill=2, decode=2, drain_s=5.0)
+    world.generate(max_tokens=60)
+    step_until(world, "sending" if name == "p0" else "active")
+    drain(world, name)
+    world.pass_time(4.0)
+    assert not world.state.counters["retries"]
+    world.pass_time(1.5)
+    assert world.state.counters["retries.worker_draining"] == 1
+    assert_idle(world)
+    assert outcome(world) == "length"
+    run(world, 1.0)
+    assert f"{name}-1" in world.reaped
+
+
+def test_a_move_is_no_failure() -> None:
+    world = World(decode=2, drain_s=0.0, max_attempts=1)
+    world.generate(max_tokens=60)
+    step_until(world, "active")
+    drain(world, "d0")
+    world.pass_time(0.1)
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_what_could_go_on_nowhere_else_ends_where_it_is() -> None:
+    world = World(prefill=0, drain_s=1.0)
+    world.add(ScriptedWorker("p", "prefill", num_blocks=8))  # two columns of 16 positions
+    world.deliver_all()
+    world.generate(prompt=(1,) * 30, max_tokens=20)
+    while len(world.life().tokens) < 5:
+        world.work()
+        world.deliver_all()
+    drain(world, "d0", restart=True)
+    world.pass_time(2.0)
+    assert not world.state.counters["retries"]
+    assert_idle(world)
+    assert outcome(world) == "length"
+    run(world, 1.0)
+    assert "d0-1" in world.reaped
+
+
+def test_while_every_pair_drains_requests_wait_for_the_next_worker() -> None:
+    world = World(drain_s=0.5)
+    world.generate("running", max_tokens=60, deadline_s=100.0)
+    step_until(world, "active")
+    drain(world, "d0", restart=True)
+    world.generate("new", max_tokens=3, deadline_s=100.0)
+    world.generate("late", max_tokens=3, deadline_s=1.0)
+    assert not world.state.ready and world.state.not_ready == (
+        "no_decode_worker",
+        "every decode worker is being drained",
+    )
+    world.named("d0").stopped = True
+    world.pass_time(1.5)
+    assert outcome(world, "late") == "no_decode_worker"
+    world.named("d0").stopped = False
+    assert_idle(world)
+    assert outcome(world, "running") == outcome(world, "new") == "length"
+    assert world.named("d0").life > 1
+
+
+def test_a_draining_worker_may_make_new_ones_wait() -> None:
+    world = World(decode=2)
+    world.named("d0").draining = True  # C does not know yet
+    world.generate(max_tokens=3)
+    world.deliver_all()
+    [attempt] = world.state._attempts.at("d0-1")
+    assert attempt.must_wait and not world.named("d0").live
+    world.beat()
+    world.deliver_all()
+    assert not world.state._attempts.at("d0-1")
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_an_unknown_worker_cannot_be_drained() -> None:
+    answer = drain(World(), "d7")
+    assert answer.error is not None and "d0, p0" in answer.error
+
+
+def test_statistics_tell_who_drains() -> None:
+    world = World(decode=2)
+    world.generate(max_tokens=30)
+    live_with(world, "d0")
+    drain(world, "d0")
+    workers = world.state._registry.statistics(lambda _: {})
+    assert {w.worker: w.draining for w in workers} == {"p0": False, "d0": True, "d1": False}
+    assert {w.worker: w.pairs for w in workers} == {
+        "p0": ("d0", "d1"),
+        "d0": ("p0",),
+        "d1": ("p0",),
+    }
