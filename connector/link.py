@@ -1,16 +1,19 @@
 """A worker's line to the coordinator: registers, beats, and notices when nobody answers.
 
-Owns the DEALER socket and the heartbeat timer. Knows nothing of requests: the role's engine hears
-every other message and says what is live.
+Owns the DEALER socket, the heartbeat timer, and with which word the worker ends. Knows nothing of
+requests: the role's engine hears every other message and says what is live.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import assert_never
+from typing import Protocol, assert_never
+
+import msgspec
 
 from ..runtime.errors import ServiceUnreachable, WorkerError
+from ..runtime.types import Generation
 from .channel import DealerChannel
+from .config import EXIT_RESTART
 from .messages import (
     Cancel,
     Confirm,
@@ -21,6 +24,7 @@ from .messages import (
     Peers,
     Prefill,
     Register,
+    RegisterAgain,
     RegisterRefused,
     Resend,
     Reserve,
@@ -32,32 +36,42 @@ from .messages import (
 logger = logging.getLogger(__name__)
 
 REGISTER_S = 0.5  # an unanswered Register is sent again after this
+SILENT_BEATS = 3  # so many heartbeats unanswered: whoever drains need not wait for the coordinator
+EPOCH_SHIFT = 40  # a generation's low bits count; the high ones are the epoch that gave it
 
 ForEngine = Peers | HeartbeatAnswer | Reserve | Prefill | Cancel | Confirm | Resend
 
 
+class LinkedEngine(Protocol):
+    """What the link asks of the role's engine, and tells it."""
+
+    def handle(self, message: ForEngine) -> None: ...
+    def live(self) -> tuple[LiveGeneration, ...]: ...
+    def statistics(self) -> dict[str, float]: ...
+    def quarantined_from(self) -> tuple[str, ...]:
+        """Incarnations whose writes it still fears."""
+        ...
+
+    def forget_all(self) -> None:
+        """The coordinator is another one: every generation that this worker has is nobody's."""
+        ...
+
+
 class CoordinatorLink:
-    def __init__(
-        self,
-        registration: Register,
-        *,
-        on_message: Callable[[ForEngine], None],
-        live: Callable[[], tuple[LiveGeneration, ...]],
-        statistics: Callable[[], dict[str, float]],
-        silence_s: float,
-    ) -> None:
+    def __init__(self, registration: Register, engine: LinkedEngine, *, silence_s: float) -> None:
         """silence_s: how long the coordinator may be silent before the worker gives up."""
         self._loop = asyncio.get_running_loop()
         self._registration = registration
-        self._on_message = on_message
-        self._live = live
-        self._statistics = statistics
+        self._engine = engine
         self._silence_s = silence_s
         self._heard_s = self._loop.time()
         self._heartbeat_s: float | None = None  # None until welcomed
+        self._epoch: int | None = None  # of the coordinator that welcomed it last
+        self._highest_epoch = 0
         self._peers_version = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.stopped: asyncio.Future[None] = self._loop.create_future()
+        self.draining = False
+        self.ended: asyncio.Future[int] = self._loop.create_future()  # the exit code, or an error
         self._channel: DealerChannel[CoordinatorToWorker, WorkerToCoordinator] = DealerChannel(
             CoordinatorToWorker, self._handle, identity=registration.incarnation.encode()
         )
@@ -69,6 +83,17 @@ class CoordinatorLink:
 
     def send(self, message: WorkerToCoordinator) -> None:
         self._channel.send(message)
+
+    def drain(self) -> None:
+        """The worker wants to end, once nothing needs it: say so at once, and ever again."""
+        if not self.draining:
+            self.draining = True
+            logger.info("draining")
+            self._beat()
+
+    def end(self, code: int) -> None:
+        if not self.ended.done():
+            self.ended.set_result(code)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -82,54 +107,92 @@ class CoordinatorLink:
     def _beat(self) -> None:
         """Register until welcomed, then send heartbeats; both are repeated by this one timer."""
         silent_s = self._loop.time() - self._heard_s
-        if silent_s > self._silence_s:
-            self._stop(
+        if self.draining and self._need_not_wait(silent_s):
+            self.end(0)
+        elif silent_s > self._silence_s:
+            self._fail(
                 ServiceUnreachable(
                     f"no answer from the coordinator at {self._endpoint} for {silent_s:.0f} s"
                 )
             )
-            return
-        if self._heartbeat_s is None:
-            self.send(self._registration)
         else:
+            self._say()
+            self._beat_after(self._heartbeat_s or REGISTER_S)
+
+    def _need_not_wait(self, silent_s: float) -> bool:
+        """Nobody will tell it to end, or nobody has to."""
+        if self._epoch is None or silent_s > self._silence_s:
+            return True
+        patience_s = SILENT_BEATS * (self._heartbeat_s or REGISTER_S)
+        return silent_s > patience_s and not self._engine.live()
+
+    def _say(self) -> None:
+        if self._heartbeat_s is None:
             self.send(
-                Heartbeat(
-                    peers_version=self._peers_version,
-                    live=self._live(),
-                    statistics=self._statistics(),
+                msgspec.structs.replace(
+                    self._registration,
+                    highest_epoch=self._highest_epoch,
+                    live=tuple(row.generation for row in self._engine.live()),
                 )
             )
-        self._timer = self._loop.call_later(self._heartbeat_s or REGISTER_S, self._beat)
+            return
+        self.send(
+            Heartbeat(
+                peers_version=self._peers_version,
+                live=self._engine.live(),
+                statistics=self._engine.statistics(),
+                draining=self.draining,
+                quarantined_from=self._engine.quarantined_from(),
+            )
+        )
+
+    def _beat_after(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, self._beat)
 
     def _handle(self, message: CoordinatorToWorker) -> None:
         self._heard_s = self._loop.time()
         match message:
             case Welcome():
                 self._welcome(message)
+            case RegisterAgain():
+                if self._heartbeat_s is not None:  # else it is asked already
+                    self._heartbeat_s = None
+                    self._beat()
             case RegisterRefused():
-                self._stop(WorkerError(f"the coordinator refused this worker: {message.reason}"))
+                self._fail(WorkerError(f"the coordinator refused this worker: {message.reason}"))
             case Shutdown():
-                self._stop(None)
+                self.end(EXIT_RESTART if message.restart else 0)
             case Peers():
                 self._peers_version = message.version
-                self._on_message(message)
-            case HeartbeatAnswer() | Reserve() | Prefill() | Cancel() | Confirm() | Resend():
-                self._on_message(message)
+                self._engine.handle(message)
+            case Reserve() | Prefill() | Cancel() | Resend():
+                self._note_epoch(message.generation)
+                self._engine.handle(message)
+            case HeartbeatAnswer() | Confirm():
+                self._engine.handle(message)
             case _:
                 assert_never(message)
 
     def _welcome(self, message: Welcome) -> None:
-        if self._heartbeat_s is None:
+        known, self._epoch = self._epoch, message.epoch
+        if known != message.epoch:
             logger.info("registered with the coordinator (epoch %d)", message.epoch)
-        self._heartbeat_s = message.heartbeat_s
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(message.heartbeat_s, self._beat)
-
-    def _stop(self, error: Exception | None) -> None:
-        if self.stopped.done():
-            return
-        if error is None:
-            self.stopped.set_result(None)
+            self._highest_epoch = max(self._highest_epoch, message.epoch)
+            self._peers_version = 0
+            if known is not None:
+                self._engine.forget_all()
+        welcomed_anew, self._heartbeat_s = self._heartbeat_s is None, message.heartbeat_s
+        if welcomed_anew and self.draining:
+            self._beat()
         else:
-            self.stopped.set_exception(error)
+            self._beat_after(message.heartbeat_s)
+
+    def _note_epoch(self, generation: Generation) -> None:
+        """A coordinator's epoch may rise after its Welcome."""
+        self._highest_epoch = max(self._highest_epoch, generation >> EPOCH_SHIFT)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)

@@ -1,8 +1,8 @@
 """Starts one worker process: parts, event loop, signals, and what its end looks like from outside.
 
 Builds what both roles share (executor, worker connector, clock, link) and hands it to the role's
-engine. Exit codes: 0 told to stop, 1 failed while serving, 2 could not start (bad option, bad
-checkpoint, refused by the coordinator).
+engine. Exit codes: 0 told to stop, EXIT_RESTART told to stop and to be started again, 1 failed
+while serving, 2 could not start (bad option, bad checkpoint, refused by the coordinator).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,9 +25,9 @@ from ..runtime.errors import RltError, ServiceError, WorkerError
 from ..runtime.executor import ThreadExecutor, build_executor
 from ..runtime.interfaces import Clock, SchedulerConnector
 from ..runtime.types import KVGeometry, ModelDescription
-from .config import WorkerConfig
-from .link import CoordinatorLink, ForEngine
-from .messages import PROTOCOL_VERSION, LiveGeneration, Register
+from .config import INCARNATION, WorkerConfig
+from .link import CoordinatorLink, LinkedEngine
+from .messages import PROTOCOL_VERSION, Register
 from .nixl_transport import NixlTransport
 from .ticker import Ticker
 from .transport import Transport
@@ -37,7 +37,14 @@ logger = logging.getLogger(__name__)
 
 
 class RoleEngine(Protocol):
-    async def run(self) -> None: ...
+    async def run(self) -> int:
+        """Serve until told to end; the exit code."""
+        ...
+
+    def drain(self) -> None:
+        """End once nothing needs this worker."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -70,14 +77,7 @@ class WorkerParts:
             worker_connector=self.connector,
         )
 
-    def link(
-        self,
-        *,
-        peer_endpoint: str,
-        handle: Callable[[ForEngine], None],
-        live: Callable[[], tuple[LiveGeneration, ...]],
-        statistics: Callable[[], dict[str, float]],
-    ) -> CoordinatorLink:
+    def link(self, engine: LinkedEngine, *, peer_endpoint: str) -> CoordinatorLink:
         registration = Register(
             worker=self.config.worker,
             incarnation=self.incarnation,
@@ -92,13 +92,7 @@ class WorkerParts:
             ),
             peer_endpoint=peer_endpoint,
         )
-        return CoordinatorLink(
-            registration,
-            on_message=handle,
-            live=live,
-            statistics=statistics,
-            silence_s=self.config.reconnect_s,
-        )
+        return CoordinatorLink(registration, engine, silence_s=self.config.reconnect_s)
 
     def ticker(self, tick: Callable[[], bool]) -> Ticker:
         ticker = Ticker(tick)
@@ -124,25 +118,47 @@ def run_worker(
     # Ctrl-C reaches the whole terminal; who stops a worker is the coordinator or its supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        uvloop.run(_serve(build, config, make_transport))
+        return uvloop.run(_serve(build, config, make_transport))
     except ServiceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RltError as error:
         logger.error("%s", error)
         return 1
-    return 0
+
+
+class _Terminations:
+    """SIGTERM: the first one lets the worker finish what it has, the second one ends it."""
+
+    def __init__(self) -> None:
+        self._heard = 0
+        self._drain: Callable[[], None] | None = None
+        self._enough = asyncio.Event()
+
+    def hear(self) -> None:
+        self._heard += 1
+        if self._drain is None or self._heard > 1:
+            self._enough.set()
+        else:
+            self._drain()
+
+    def drain_by(self, drain: Callable[[], None]) -> None:
+        self._drain = drain
+
+    async def enough(self) -> int:
+        await self._enough.wait()
+        return 0
 
 
 async def _serve(
     build: Callable[[WorkerParts], RoleEngine], config: WorkerConfig, make_transport: MakeTransport
-) -> None:
+) -> int:
     loop = asyncio.get_running_loop()
-    broken: asyncio.Future[None] = loop.create_future()
+    broken: asyncio.Future[int] = loop.create_future()
     loop.set_exception_handler(lambda _, context: _break(broken, context))
-    terminated = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, terminated.set)
-    incarnation = f"{config.worker}-{secrets.token_hex(6)}"
+    terminations = _Terminations()
+    loop.add_signal_handler(signal.SIGTERM, terminations.hear)
+    incarnation = os.environ.get(INCARNATION) or f"{config.worker}-{secrets.token_hex(6)}"
     executor = build_executor(config.engine)
     try:
         executor.warm_up()
@@ -163,26 +179,26 @@ async def _serve(
             capabilities.model,
         )
         engine = build(parts)
+        terminations.drain_by(engine.drain)
         try:
-            await _first(engine.run(), terminated.wait(), broken)
+            return await _first(engine.run(), terminations.enough(), broken)
         finally:
             engine.close()
     finally:
         executor.shutdown()
 
 
-async def _first(*awaitables: Any) -> None:
+async def _first(*awaitables: Awaitable[int]) -> int:
     """Return, or raise, as the first of them does."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
-    for task in done:
-        task.result()
+    return max(task.result() for task in done)
 
 
-def _break(broken: asyncio.Future[None], context: dict[str, Any]) -> None:
+def _break(broken: asyncio.Future[int], context: dict[str, Any]) -> None:
     """A fault in a callback ends the worker: its state can no longer be trusted."""
     if not broken.done():
         error = context.get("exception")

@@ -2,7 +2,7 @@
 
 Pure: events in; orders, messages and handoff events out. Never touches NIXL, sockets or tensors.
 P's blocks are given back (SendEnded) only when D acknowledged, or sending was stopped, AND every
-posted handle is terminal. No sequence is ever ordered twice.
+posted handle is terminal; or D's incarnation is gone. No sequence is ever ordered twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,12 @@ from ..runtime.events import Reservation
 from ..runtime.interfaces import Clock, HandoffEvent, SendEnded
 from ..runtime.plans import FinishedRange, SendFailure, SendOrder, TransferFeedback
 from ..runtime.types import BlockTables, Generation, KVGeometry, Stamp, TokenRange
+from .ended_sends import EndedSends
 from .handoff import ClosedGenerations, reservation_fault
 from .messages import Chunk, ChunkSpec, Commit, PrefillToDecode, WriterEnded
 
 REPEAT_S = 0.5  # an unanswered Commit is sent again after this
+ACK_TIMEOUT_S = 30.0  # a Commit unanswered for so long means that the pair does not work
 
 
 class Phase(Enum):
@@ -51,10 +53,12 @@ class SendRecord:
     chunks: list[ChunkSpec] = field(default_factory=list)
     gathered_from: int | None = None  # shared: first finished position that is not ordered yet
     complete: bool = False  # fact: every chunk of the prompt is in `chunks`
+    handed_over: set[int] = field(default_factory=set)  # to the worker side, which may post them
     posted: set[int] = field(default_factory=set)
     terminal: set[int] = field(default_factory=set)
     unsent_bytes: int = 0  # of chunks whose handle is not DONE
     error: str | None = None
+    committed_at_s: float = 0.0
     told_at_s: float = 0.0
     stamps: list[Stamp] = field(default_factory=list)
 
@@ -74,27 +78,33 @@ class Sender:
         *,
         worker: str,
         drop_queued: Callable[[Generation], Sequence[int]],
+        ack_timeout_s: float = ACK_TIMEOUT_S,
     ) -> None:
         """drop_queued: takes back orders that the worker side has not posted yet."""
         self._geometry = geometry
         self._clock = clock
         self._worker = worker
         self._drop_queued = drop_queued
+        self._ack_timeout_s = ack_timeout_s
+        self._looked_s = clock.now_s()
         self._records: dict[Generation, SendRecord] = {}
         self._orders: list[SendOrder] = []
         self._messages: list[tuple[str, PrefillToDecode]] = []
         self._events: list[HandoffEvent] = []
         self._failures: list[tuple[Generation, str]] = []
+        self._broken: list[tuple[str, str]] = []
+        self._ended = EndedSends()
         self._stamps: dict[Generation, tuple[Stamp, ...]] = {}
-        self.closed: ClosedGenerations[int] = ClosedGenerations()  # outcome: sequences posted
+        self.closed: ClosedGenerations[None] = ClosedGenerations()
         self.late = 0  # messages and results about generations that are not live here
+        self.refused = 0  # messages that no honest peer sends
 
     def open(
         self, generation: Generation, peer: str, reservation: Reservation, prompt: int
     ) -> None:
         """Prefill was accepted: this generation goes to `peer`, `prompt` tokens long."""
-        if generation in self._records or generation in self.closed:
-            raise ProtocolError(f"generation {generation} was opened before")
+        if generation in self._records or self.is_over(peer, generation):
+            raise ProtocolError(f"generation {generation} was opened or stopped before")
         fault = reservation_fault(reservation, self._geometry, prompt)
         if fault is not None:
             raise ProtocolError(f"generation {generation}: {fault}")
@@ -151,40 +161,63 @@ class Sender:
         """D wants no more. Answered by WriterEnded once drained; at once if nothing was begun.
         True if this stopped a generation that was to go there."""
         record = self._records.get(generation)
-        if record is not None and record.peer == peer:
+        if record is not None:
+            if record.peer != peer:
+                self.late += 1
+                return False
             self._stop(record, "stopped by the decode worker")
             return True
-        if record is None and generation not in self.closed:
-            # Asked to stop before it began: it must not begin later either.
-            self.closed.close(generation, 0)
-        posted = self.closed.outcome(generation)
+        if generation not in self.closed and not self._ended.stop_early(peer, generation):
+            self.refused += 1
+            return False
+        posted = self._ended.posted(peer, generation)
         if posted is None:
             self.late += 1
         else:
             self._messages.append((peer, WriterEnded(generation=generation, posted=posted)))
         return False
 
+    def is_over(self, peer: str, generation: Generation) -> bool:
+        """Whether it ended here, or was stopped by that peer before it began."""
+        return generation in self.closed or self._ended.stopped_early(peer, generation)
+
     def cancel(self, generation: Generation) -> None:
         if record := self._live(generation):
             self._stop(record, None)
 
+    def forget_below(self, oldest_live: Generation) -> None:
+        """What is older will not be asked for again by the coordinator."""
+        self.closed.forget_below(oldest_live)
+        self._ended.forget_below(oldest_live)
+
     def on_peer_gone(self, peer: str) -> list[Generation]:
-        """That decode incarnation is dead: handles to it end with errors, nobody waits for us.
-        Returns the generations that were to go there."""
+        """That decode incarnation is dead: nobody waits for its bytes, so nothing waits for handles
+        to it. Returns the generations that were to go there."""
         stopped = [r for r in self._records.values() if r.peer == peer]
         for record in stopped:
             self._stop(record, f"decode worker {peer} is gone")
+            if record.phase is not Phase.ENDED:
+                self._end(record)
         return [record.generation for record in stopped]
 
     def tick(self) -> None:
-        """Repeat what was not answered."""
+        """Repeat what was not answered, and give up what was not answered for too long."""
         now = self._clock.now_s()
-        for record in self._records.values():
-            if record.phase is Phase.COMMITTED and now - record.told_at_s >= REPEAT_S:
+        stood_still_s, self._looked_s = now - self._looked_s, now
+        for record in list(self._records.values()):
+            if record.phase is not Phase.COMMITTED:
+                continue
+            if stood_still_s > self._ack_timeout_s / 2:  # this process did: an Ack may wait unread
+                record.committed_at_s += stood_still_s
+            if now - record.committed_at_s >= self._ack_timeout_s:
+                self._break(record.peer, f"no answer to a commit for {self._ack_timeout_s:g} s")
+            elif now - record.told_at_s >= REPEAT_S:
                 self._send_commit(record)
 
     def take_orders(self) -> list[SendOrder]:
         orders, self._orders = self._orders, []
+        for order in orders:
+            self._records[order.generation].handed_over.add(order.sequence)
         return orders
 
     def take_events(self) -> list[HandoffEvent]:
@@ -200,6 +233,12 @@ class Sender:
         """Generations whose sending failed while some handle still runs: told early."""
         failures, self._failures = self._failures, []
         return failures
+
+    def take_broken(self) -> list[tuple[str, str]]:
+        """(decode incarnation, reason) of pairs that do not work: to be closed, before the failures
+        that come of it are told. Everything on its way there has been stopped."""
+        broken, self._broken = self._broken, []
+        return broken
 
     def take_stamps(self, generation: Generation) -> tuple[Stamp, ...]:
         """The whole story of an ended generation, once."""
@@ -290,6 +329,7 @@ class Sender:
         self._messages.append((record.peer, chunk))
         if record.complete and len(record.posted) == len(record.chunks):
             record.move(Phase.COMMITTED)
+            record.committed_at_s = self._clock.now_s()
             self._stamp(record, "committed")
             self._send_commit(record)
 
@@ -307,16 +347,23 @@ class Sender:
         record.posted.add(failure.sequence)  # it may have written something: D must not forget it
         if failure.terminal:
             record.terminal.add(failure.sequence)
-        if record.error is None:
-            self._failures.append((record.generation, failure.reason))
-        self._stop(record, failure.reason)
+        self._break(record.peer, failure.reason)
+        self._advance(record)
+
+    def _break(self, peer: str, reason: str) -> None:
+        """The pair does not work: nothing more is sent there until it was opened anew."""
+        self._broken.append((peer, reason))
+        for record in [r for r in self._records.values() if r.peer == peer]:
+            if record.phase is not Phase.STOPPING:
+                self._failures.append((record.generation, reason))
+                self._stop(record, reason)
 
     def _stop(self, record: SendRecord, error: str | None) -> None:
-        if record.phase not in (Phase.STOPPING, Phase.ENDED):
+        if record.phase is not Phase.STOPPING:
             record.error = error
             record.move(Phase.STOPPING)
             self._orders = [o for o in self._orders if o.generation != record.generation]
-            self._drop_queued(record.generation)
+            record.posted |= record.handed_over - set(self._drop_queued(record.generation))
         self._advance(record)
 
     def _advance(self, record: SendRecord) -> None:
@@ -326,10 +373,14 @@ class Sender:
         if record.phase is Phase.STOPPING:
             ended = WriterEnded(generation=record.generation, posted=len(record.posted))
             self._messages.append((record.peer, ended))
+        self._end(record)
+
+    def _end(self, record: SendRecord) -> None:
         self._stamp(record, "send_ended")
         record.move(Phase.ENDED)
         del self._records[record.generation]
-        self.closed.close(record.generation, len(record.posted))
+        self.closed.close(record.generation, None)
+        self._ended.end(record.peer, record.generation, len(record.posted))
         self._stamps[record.generation] = tuple(record.stamps)
         self._events.append(SendEnded(record.generation, record.error))
 

@@ -81,14 +81,18 @@ class WorkerConnector:
         return self._sources[incarnation]
 
     def remove_peer(self, incarnation: str) -> None:
-        """Queued orders to it fail; posted ones run to their end. An agent that faced it is gone
-        when this returns."""
+        """Queued orders to it fail; posted ones run to their end, counted, though nobody may wait
+        for it. An agent that faced it is gone when this returns."""
         if self._sources.pop(incarnation, None) is not None:
             self._transport.remove_source(incarnation)
         if self._targets.pop(incarnation, None) is not None:
             self._outbox.fail_queued(incarnation, f"decode worker {incarnation} is gone")
             self._leaving.add(incarnation)
             self._let_targets_go()
+
+    def draining(self, incarnation: str) -> bool:
+        """Whether WRITEs to a target that was removed still run: it cannot be added before."""
+        return incarnation in self._leaving
 
     def post(self, orders: Sequence[SendOrder]) -> None:
         """Queue orders and start what the bound allows. A wrong block number or a repeated sequence

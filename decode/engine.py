@@ -4,8 +4,10 @@ Joins an EngineCore, a Receiver (handoff state) and a worker connector (NIXL); o
 state. It performs effects: every decision is the scheduler's or the receiver's.
 """
 
+import logging
 from typing import assert_never
 
+from ..connector.config import EXIT_RESTART
 from ..connector.link import ForEngine
 from ..connector.messages import (
     Cancel,
@@ -48,6 +50,8 @@ from ..runtime.types import Stamp
 from .outputs import OutputLog
 from .pairs import PairDesk
 
+logger = logging.getLogger(__name__)
+
 
 class DecodeEngine:
     def __init__(self, parts: WorkerParts) -> None:
@@ -63,19 +67,18 @@ class DecodeEngine:
             fingerprint=parts.model.fingerprint,
             on_message=self._from_prefill,
         )
-        self._link = parts.link(
-            peer_endpoint=self._pairs.listen(parts.config.listen),
-            handle=self._handle,
-            live=self._live,
-            statistics=self.statistics,
-        )
+        self._link = parts.link(self, peer_endpoint=self._pairs.listen(parts.config.listen))
         self._ticker = parts.ticker(self._tick)
         self._wrong_role = 0
+        self._unhealthy = False
 
-    async def run(self) -> None:
-        """Serve until the coordinator says stop, or is silent for too long."""
+    async def run(self) -> int:
+        """Serve until the coordinator says stop, or is silent for too long; the exit code."""
         self._link.connect(self._parts.config.coordinator)
-        await self._link.stopped
+        return await self._link.ended
+
+    def drain(self) -> None:
+        self._link.drain()
 
     def close(self) -> None:
         self._ticker.close()
@@ -96,7 +99,10 @@ class DecodeEngine:
             "wrong_role_messages": self._wrong_role,
         }
 
-    def _handle(self, message: ForEngine) -> None:
+    def quarantined_from(self) -> tuple[str, ...]:
+        return self._receiver.quarantined_from()
+
+    def handle(self, message: ForEngine) -> None:
         match message:
             case Reserve():
                 self._reserve(message)
@@ -109,8 +115,7 @@ class DecodeEngine:
                 if rows := self._outputs.since(message.generation, message.start_index):
                     self._link.send(Output(rows=rows))
             case Peers():
-                for gone in self._pairs.update(message.peers):
-                    self._receiver.on_peer_gone(gone)
+                self._note_peers(message)
             case HeartbeatAnswer():
                 self._receiver.closed.forget_below(message.oldest_live)
                 for dead in message.dead:
@@ -119,6 +124,22 @@ class DecodeEngine:
                 self._wrong_role += 1
             case _:
                 assert_never(message)
+        self._ticker.wake()
+
+    def _note_peers(self, message: Peers) -> None:
+        self._receiver.on_feedback(self._connector.poll())  # what agents heard goes with them
+        change = self._pairs.update(message.peers)
+        for gone in change.gone:
+            self._receiver.on_peer_gone(gone)
+        for new in change.new:
+            self._receiver.on_peer_back(new)
+
+    def forget_all(self) -> None:
+        for generation in self._core.live():
+            self._receiver.cancel(generation, writer_never_started=False)
+        self._core.cancel_all()
+        self._outputs = OutputLog()
+        self._new_rows = []
         self._ticker.wake()
 
     def _from_prefill(self, peer: str, message: Chunk | Commit | WriterEnded) -> None:
@@ -139,6 +160,9 @@ class DecodeEngine:
             reason = f"generation {generation} ended on this worker"
             self._link.send(Refused(generation=generation, code="closed", reason=reason))
             return
+        if generation not in self._core.live() and (answer := self._turned_away(ask)):
+            self._link.send(answer)
+            return
         match self._core.reserve(ask.request):
             case Reservation() as reservation:
                 if generation not in self._receiver.closed and not self._receiver.phase(generation):
@@ -150,6 +174,16 @@ class DecodeEngine:
             case Refuse(code, reason):
                 self._receiver.closed.close(generation, Phase.ENDED)
                 self._link.send(Refused(generation=generation, code=code, reason=reason))
+
+    def _turned_away(self, ask: Reserve) -> MustWait | Refused | None:
+        """Why nothing new is reserved, whatever is free."""
+        if self._unhealthy:
+            reason = "too much memory is quarantined: this worker will be started again"
+            return MustWait(generation=ask.generation, reason=reason)
+        if not self._pairs.listed(ask.prefill):
+            reason = f"prefill worker {ask.prefill} is not known here"
+            return Refused(generation=ask.generation, code="pair_closed", reason=reason)
+        return None
 
     def _cancel(self, ask: Cancel) -> None:
         generation = ask.generation
@@ -175,7 +209,18 @@ class DecodeEngine:
         for peer, message in self._receiver.take_messages():
             self._pairs.send(peer, message)
         self._send_outputs()
+        self._mind_quarantine()
         return self._receiver.expecting() or self._connector.outstanding()
+
+    def _mind_quarantine(self) -> None:
+        """Too much of it, and only a new process has all of its memory again."""
+        withdrawn = self._core.withdrawn_share() if self._receiver.quarantined_from() else 0.0
+        if not self._unhealthy and withdrawn > self._parts.config.max_quarantined:
+            self._unhealthy = True
+            logger.error("%.0f%% of this worker is quarantined: it has to go", withdrawn * 100)
+            self.drain()
+        if self._unhealthy and not self.live():
+            self._link.end(EXIT_RESTART)
 
     def _send_outputs(self) -> None:
         """One frame per step for all rows; always before the release of any of them is told."""
@@ -234,7 +279,7 @@ class DecodeEngine:
         self._outputs.add(row)
         self._new_rows.append(row)
 
-    def _live(self) -> tuple[LiveGeneration, ...]:
+    def live(self) -> tuple[LiveGeneration, ...]:
         running = self._core.live()
         rows = [LiveGeneration(g, phase, self._outputs.outputs(g)) for g, phase in running.items()]
         rows += [

@@ -1,13 +1,17 @@
 """D's side of its pairs: the socket that prefill workers dial, and one NIXL agent for each of them.
 
 Owns the listening socket. A prefill incarnation that the coordinator lists gets an agent of its own
-at its first PairHello, and loses it when it is no longer listed; mismatches are refused by name.
-Who is not listed gets none: an expelled writer must not come back to memory it could still write.
+at its first PairHello, and loses it when it is no longer listed, never before: a pair that P opens
+anew finds the same agent. Who is not listed gets none, because an expelled writer must not come
+back to memory that it could still write; its last hello is remembered, for it may be listed soon.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import assert_never
+
+import msgspec
 
 from ..connector.channel import RouterChannel
 from ..connector.messages import (
@@ -27,6 +31,16 @@ from ..runtime.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
+MOST_STRANGERS = 64  # of whom a hello is remembered,
+MOST_METADATA_BYTES = 64 << 10  # if it is no larger than a hello ever is
+
+
+class PeerChange(msgspec.Struct, frozen=True):
+    """Incarnations that were listed and are not any more, and the other way round."""
+
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+
 
 class PairDesk:
     def __init__(
@@ -43,7 +57,8 @@ class PairDesk:
         self._on_message = on_message
         self._welcomes: dict[str, PairWelcome] = {}
         self._listed: set[str] = set()
-        self.strangers = 0  # hellos of who is not listed (yet): said again, if they are in earnest
+        self._hellos: OrderedDict[str, PairHello] = OrderedDict()  # of who is not listed (yet)
+        self.strangers = 0  # how many of those there were
         self._channel: RouterChannel[PrefillToDecode, DecodeToPrefill] = RouterChannel(
             PrefillToDecode, self._handle
         )
@@ -54,15 +69,21 @@ class PairDesk:
     def send(self, incarnation: str, message: DecodeToPrefill) -> None:
         self._channel.send(incarnation.encode(), message)
 
-    def update(self, peers: tuple[Peer, ...]) -> list[str]:
-        """Drop and return the incarnations that were listed once and are not any more."""
+    def update(self, peers: tuple[Peer, ...]) -> PeerChange:
+        """Drop who is not listed any more; answer who said hello before it was listed."""
         listed = {peer.incarnation for peer in peers}
-        gone = sorted(self._listed - listed)
+        gone, new = sorted(self._listed - listed), sorted(listed - self._listed)
         self._listed = listed
         for incarnation in gone:
             if self._welcomes.pop(incarnation, None):
                 self._connector.remove_peer(incarnation)
-        return gone
+        for incarnation in new:
+            if hello := self._hellos.pop(incarnation, None):
+                self.send(incarnation, self._answer(incarnation, hello))
+        return PeerChange(tuple(gone), tuple(new))
+
+    def listed(self, incarnation: str) -> bool:
+        return incarnation in self._listed
 
     def count(self) -> int:
         return len(self._welcomes)
@@ -80,11 +101,19 @@ class PairDesk:
             case PairHello() if incarnation in self._listed:
                 self.send(incarnation, self._answer(incarnation, message))
             case PairHello():
-                self.strangers += 1
+                self._remember(incarnation, message)
             case Chunk() | Commit() | WriterEnded():
                 self._on_message(incarnation, message)
             case _:
                 assert_never(message)
+
+    def _remember(self, incarnation: str, hello: PairHello) -> None:
+        self.strangers += 1
+        if len(hello.agent_metadata) <= MOST_METADATA_BYTES:
+            self._hellos[incarnation] = hello
+            self._hellos.move_to_end(incarnation)
+        if len(self._hellos) > MOST_STRANGERS:
+            self._hellos.popitem(last=False)
 
     def _answer(self, incarnation: str, hello: PairHello) -> PairWelcome | PairRefused:
         if welcome := self._welcomes.get(incarnation):

@@ -52,11 +52,10 @@ class PrefillEngine:
             parts.clock,
             worker=parts.config.worker,
             drop_queued=parts.connector.drop_queued,
+            ack_timeout_s=parts.config.transfer_timeout_s,
         )
         self._core = parts.core(self._sender)
-        self._link = parts.link(
-            peer_endpoint="", handle=self._handle, live=self._live, statistics=self.statistics
-        )
+        self._link = parts.link(self, peer_endpoint="")
         self._pairs = PairBook(
             self._hello,
             parts.connector,
@@ -67,10 +66,13 @@ class PrefillEngine:
         self._ticker = parts.ticker(self._tick)
         self._wrong_role = 0
 
-    async def run(self) -> None:
-        """Serve until the coordinator says stop, or is silent for too long."""
+    async def run(self) -> int:
+        """Serve until the coordinator says stop, or is silent for too long; the exit code."""
         self._link.connect(self._parts.config.coordinator)
-        await self._link.stopped
+        return await self._link.ended
+
+    def drain(self) -> None:
+        self._link.drain()
 
     def close(self) -> None:
         self._ticker.close()
@@ -86,11 +88,15 @@ class PrefillEngine:
             "pairs": self._pairs.count(),
             "sending": len(self._sender.live()),
             "late_messages": self._sender.late,
+            "refused_messages": self._sender.refused,
             "malformed_frames": self._link.malformed + self._pairs.malformed(),
             "wrong_role_messages": self._wrong_role,
         }
 
-    def _handle(self, message: ForEngine) -> None:
+    def quarantined_from(self) -> tuple[str, ...]:
+        return ()
+
+    def handle(self, message: ForEngine) -> None:
         match message:
             case Prefill():
                 self._prefill(message)
@@ -101,11 +107,18 @@ class PrefillEngine:
                     for generation in self._sender.on_peer_gone(gone):
                         self._core.cancel(generation)
             case HeartbeatAnswer():
-                self._sender.closed.forget_below(message.oldest_live)
+                self._sender.forget_below(message.oldest_live)
             case Reserve() | Confirm() | Resend():
                 self._wrong_role += 1
             case _:
                 assert_never(message)
+        self._ticker.wake()
+
+    def forget_all(self) -> None:
+        for generation in self._core.live():
+            self._sender.cancel(generation)
+        self._core.cancel_all()
+        self._pairs.report_again()
         self._ticker.wake()
 
     def _from_decode(self, peer: str, message: Ack | Stop) -> None:
@@ -134,7 +147,7 @@ class PrefillEngine:
 
     def _begin(self, ask: Prefill) -> Refuse | None:
         generation = ask.generation
-        if generation in self._sender.closed:
+        if self._sender.is_over(ask.decode, generation):
             return Refuse("closed", f"generation {generation} ended on this worker")
         if not self._pairs.ready(ask.decode):
             return Refuse("pair_closed", f"no open pair with decode worker {ask.decode}")
@@ -153,12 +166,15 @@ class PrefillEngine:
             self._core.cancel(generation)
             return
         if generation not in self._sender.closed:
-            self._sender.closed.close(generation, 0)
+            self._sender.closed.close(generation, None)
         self._link.send(GenerationReleased(generation=generation))
 
     def _tick(self) -> bool:
         self._sender.tick()
-        for event in self._core.step():
+        events = self._core.step()
+        for decode, reason in self._sender.take_broken():  # told before any failure that it led to
+            self._pairs.break_off(decode, reason)
+        for event in events:
             self._report(event)
         for generation, reason in self._sender.take_failures():
             self._core.cancel(generation)
@@ -187,7 +203,7 @@ class PrefillEngine:
             case _:
                 assert_never(event)
 
-    def _live(self) -> tuple[LiveGeneration, ...]:
+    def live(self) -> tuple[LiveGeneration, ...]:
         return tuple(LiveGeneration(g, phase) for g, phase in self._core.live().items())
 
     def _hello(self) -> PairHello:

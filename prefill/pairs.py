@@ -1,7 +1,8 @@
 """P's side of its pairs: one dialled socket per decode worker, and the exchange that opens it.
 
 Owns the sockets to decode workers. A pair is ready once both sides know each other's pool and the
-worker connector holds the peer; until then nothing is sent to it and the coordinator is not told.
+worker connector holds the peer; until then nothing is sent to it. One that stops working is closed,
+and opened anew once every WRITE that was posted there has ended.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ class Pair:
     ) -> None:
         self.peer = peer
         self.channel = channel
-        self.answered = False
         self.ready = False
+        self.refused: str | None = None  # for good: why
 
 
 class PairBook:
@@ -80,6 +81,25 @@ class PairBook:
         if pair := self._pairs.get(incarnation):
             pair.channel.send(message)
 
+    def break_off(self, incarnation: str, reason: str) -> None:
+        """The pair does not work: nothing goes there until it was opened anew."""
+        if not self.ready(incarnation):
+            return
+        pair = self._pairs[incarnation]
+        pair.ready = False
+        logger.warning("pair with %s is closed: %s", pair.peer.worker, reason)
+        self._connector.remove_peer(incarnation)
+        self._report(PairClosed(decode=incarnation, reason=reason))
+        self._hello_later(incarnation)
+
+    def report_again(self) -> None:
+        """To a coordinator that is new."""
+        for incarnation, pair in self._pairs.items():
+            if pair.ready:
+                self._report(PairReady(decode=incarnation))
+            elif pair.refused is not None:
+                self._report(PairClosed(decode=incarnation, reason=pair.refused, refused=True))
+
     def count(self) -> int:
         return sum(pair.ready for pair in self._pairs.values())
 
@@ -106,15 +126,20 @@ class PairBook:
 
     def _say_hello(self, incarnation: str) -> None:
         pair = self._pairs[incarnation]
-        if not pair.answered:
+        if pair.ready or pair.refused is not None:
+            return
+        if not self._connector.draining(incarnation):
             pair.channel.send(self._hello())
-            self._timers[incarnation] = self._loop.call_later(
-                REPEAT_S, self._say_hello, incarnation
-            )
+        self._hello_later(incarnation)
+
+    def _hello_later(self, incarnation: str) -> None:
+        if timer := self._timers.get(incarnation):
+            timer.cancel()
+        self._timers[incarnation] = self._loop.call_later(REPEAT_S, self._say_hello, incarnation)
 
     def _handle(self, incarnation: str, message: DecodeToPrefill) -> None:
         match message:
-            case PairWelcome() | PairRefused() if self._pairs[incarnation].answered:
+            case PairWelcome() | PairRefused() if not self._waits_for_answer(incarnation):
                 pass  # the answer to a hello that was said again
             case PairWelcome():
                 self._welcomed(incarnation, message)
@@ -125,6 +150,10 @@ class PairBook:
             case _:
                 assert_never(message)
 
+    def _waits_for_answer(self, incarnation: str) -> bool:
+        pair = self._pairs[incarnation]
+        return not (pair.ready or pair.refused is not None or self._connector.draining(incarnation))
+
     def _welcomed(self, incarnation: str, welcome: PairWelcome) -> None:
         pair = self._pairs[incarnation]
         try:
@@ -132,13 +161,13 @@ class PairBook:
         except RltError as error:
             self._refused(incarnation, str(error))
             return
-        pair.answered = pair.ready = True
+        pair.ready = True
         logger.info("pair with %s is ready", pair.peer.worker)
         self._report(PairReady(decode=incarnation))
 
     def _refused(self, incarnation: str, reason: str) -> None:
         pair = self._pairs[incarnation]
-        pair.answered = True
+        pair.refused = reason
         logger.error("pair with %s is refused: %s", pair.peer.worker, reason)
         self._report(PairClosed(decode=incarnation, reason=reason, refused=True))
 

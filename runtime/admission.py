@@ -136,6 +136,10 @@ class ReservationLine:
     def forget(self, generation: Generation) -> None:
         self._line.remove(generation)
 
+    def clear(self) -> None:
+        for entry in list(self._line.entries):
+            self._line.remove(entry.generation)
+
     def urgency(self, generation: Generation) -> Urgency | None:
         """As it was told when it first had to wait."""
         entry = self._line.get(generation)

@@ -83,6 +83,10 @@ class EngineCore:
         """Nothing more is produced for it; Released follows once. False: not live, nothing done."""
         return self._scheduler.cancel(generation)
 
+    def cancel_all(self) -> None:
+        """Whoever asked is gone: as if each were cancelled, and nobody waits for a reservation."""
+        self._scheduler.cancel_all()
+
     def step(self) -> list[EngineEvent]:
         events = self._take_results()
         self._run_next()
@@ -146,6 +150,10 @@ class EngineCore:
     def live(self) -> dict[Generation, str]:
         """Every live generation and its phase."""
         return self._scheduler.live()
+
+    def withdrawn_share(self) -> float:
+        """Which share of the blocks, or of the receive slots, is quarantined: the larger one."""
+        return self._scheduler.withdrawn_share()
 
     def statistics(self) -> dict[str, int]:
         numbers = self._scheduler.statistics()

@@ -95,6 +95,11 @@ class Intake:
         self._book.let_go(request)
         return True
 
+    def cancel_all(self) -> None:
+        self._reservations.forget_all()
+        for request in list(self._book.live()):
+            self.cancel(request.generation)
+
     def admit(self) -> list[PrefillAdmitted]:
         """Received prompts take slots first; then suspended requests come back; then waiting ones
         go in while blocks and slots last."""

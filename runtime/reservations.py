@@ -43,6 +43,9 @@ class Reservations:
         """It will not be asked for again."""
         self._line.forget(generation)
 
+    def forget_all(self) -> None:
+        self._line.clear()
+
     def known(self, generation: Generation) -> Reservation | Refuse | None:
         """What was answered before, or None."""
         known = self._book.get(generation)

@@ -114,6 +114,9 @@ class Scheduler:
         """Nothing more is produced; Released follows when everything is back. False if unknown."""
         return self._intake.cancel(generation)
 
+    def cancel_all(self) -> None:
+        self._intake.cancel_all()
+
     def admit(self) -> list[PrefillAdmitted]:
         """Let requests in while blocks and slots last; returns prompts that are to be sent."""
         return self._intake.admit()
@@ -209,6 +212,11 @@ class Scheduler:
         return self._results.take_ranges_to_send()
 
     # What the owner can tell.
+
+    def withdrawn_share(self) -> float:
+        blocks, slots = self._limits.num_blocks, self._limits.num_receive_slots
+        withdrawn = (blocks - self._kv.usable_blocks()) / blocks
+        return max(withdrawn, self._book.withdrawn_slots / max(slots, 1))
 
     def statistics(self) -> dict[str, int]:
         usage, capacity = self._kv.usage(), self._slots.capacity()

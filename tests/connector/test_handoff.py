@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlt.connector import receiver, sender
+from rlt.connector import ended_sends, receiver, sender
 from rlt.connector.handoff import ClosedGenerations, coverage_fault
 from rlt.connector.messages import Ack, ChunkSpec, Commit, Stop, WriterEnded
 from rlt.connector.receiver import Receiver
@@ -251,15 +251,143 @@ def test_a_prefill_that_comes_after_its_stop_is_refused(clock: ManualClock) -> N
     p = Sender(GEOMETRY, clock, worker="prefill-0", drop_queued=lambda _: ())
     p.on_stop(D, G)
     assert p.take_messages() == [(D, WriterEnded(generation=G, posted=0))]
-    assert G in p.closed
+    assert p.is_over(D, G)
     with pytest.raises(ProtocolError):
         p.open(G, D, reservation(), PROMPT)
+    assert not p.is_over("decode-9-zz", G), "nobody stops what goes to another"
+    p.open(G, "decode-9-zz", reservation(), PROMPT)
+
+
+def test_what_was_handed_over_counts_as_posted_though_nobody_said_so_yet(p: Sender) -> None:
+    """Its WRITE may run already: a Stop that comes in between must not be told that nothing was."""
+    p.on_prefill_admitted(G, tables(), 3)
+    p.on_ranges_finished([finished(0, 0, PROMPT)])
+    p.take_orders()
+    p.on_stop(D, G)
+    assert p.take_events() == [] and p.take_messages() == []
+    p.on_feedback(posted(0))
+    p.on_feedback(sent(0))
+    assert p.take_events() == [SendEnded(G, "stopped by the decode worker")]
+    assert p.take_messages() == [(D, WriterEnded(generation=G, posted=1))]
+
+
+def test_what_was_taken_back_before_it_was_posted_is_not_waited_for(clock: ManualClock) -> None:
+    p = Sender(GEOMETRY, clock, worker="prefill-0", drop_queued=lambda _: (1, 2, 3))
+    p.open(G, D, reservation(), PROMPT)
+    one_chunk_prompt(p)
+    p.on_feedback(posted(0))
+    p.cancel(G)
+    p.on_feedback(sent(0))
+    assert p.take_messages()[-1] == (D, WriterEnded(generation=G, posted=1))
+
+
+def test_nothing_waits_for_handles_to_a_decode_worker_that_is_gone(p: Sender) -> None:
+    one_chunk_prompt(p)
+    p.on_feedback(posted(0))
+    assert p.on_peer_gone("decode-9-zz") == []
+    assert p.on_peer_gone(D) == [G]
+    assert p.take_events() == [SendEnded(G, f"decode worker {D} is gone")] and p.live() == ()
+    assert not any(isinstance(m, WriterEnded) for _, m in p.take_messages()), "they may run still"
+    p.on_feedback(sent(0))
+    p.on_feedback(TransferFeedback(failed=(SendFailure(G, 1, "disconnected", True),)))
+    assert p.late == 2 and p.take_events() == [] and p.take_broken() == []
+
+
+def test_a_commit_unanswered_for_too_long_breaks_the_pair(p: Sender, clock: ManualClock) -> None:
+    one_chunk_prompt(p)
+    for sequence in range(4):
+        p.on_feedback(posted(sequence))
+        p.on_feedback(sent(sequence))
+    for _ in range(int(sender.ACK_TIMEOUT_S)):
+        assert p.take_broken() == []
+        clock.advance(1.0)
+        p.tick()
+    [(peer, reason)] = p.take_broken()
+    assert peer == D and "commit" in reason
+    assert p.take_failures() == [(G, reason)] and p.take_events() == [SendEnded(G, reason)]
+    assert p.take_messages()[-1] == (D, WriterEnded(generation=G, posted=4))
+
+
+def test_a_prefill_worker_that_stood_still_itself_blames_nobody(
+    p: Sender, clock: ManualClock
+) -> None:
+    """The Ack waits in its socket, and is read after this tick."""
+    one_chunk_prompt(p)
+    for sequence in range(4):
+        p.on_feedback(posted(sequence))
+    clock.advance(2 * sender.ACK_TIMEOUT_S)
+    p.tick()
+    assert p.take_broken() == []
+    p.on_ack(D, G)
+
+
+def test_a_failed_write_stops_everything_on_its_way_there_and_nothing_else(p: Sender) -> None:
+    waits, elsewhere = Generation(8), Generation(9)
+    p.open(waits, D, reservation(), PROMPT)
+    p.open(elsewhere, "decode-9-zz", reservation(), PROMPT)
+    one_chunk_prompt(p)
+    p.on_feedback(posted(0))
+    p.on_feedback(TransferFeedback(failed=(SendFailure(G, 0, "cut", True),)))
+    assert p.take_broken() == [(D, "cut")]
+    assert sorted(p.take_failures()) == [(G, "cut"), (waits, "cut")]
+    assert p.live() == (G, elsewhere), "what was handed over of G may be posted"
+    p.on_feedback(TransferFeedback(failed=tuple(SendFailure(G, n, "x", True) for n in (1, 2, 3))))
+    assert sorted(p.take_events(), key=lambda event: event.generation) == [
+        SendEnded(G, "cut"),
+        SendEnded(waits, "cut"),
+    ]
+    assert p.take_failures() == [] and p.phase(elsewhere) is sender.Phase.WAITING
+
+
+def test_a_decode_worker_cannot_fill_the_memory_with_what_it_stops(clock: ManualClock) -> None:
+    """What is not noted is not answered, so that it proves nothing; the others go on."""
+    p = Sender(GEOMETRY, clock, worker="prefill-0", drop_queued=lambda _: ())
+    most = ended_sends.MOST_EARLY
+    for number in range(most + 50):
+        p.on_stop(D, Generation(number))
+    assert p.refused == 50 and len(p.take_messages()) == most and len(p.closed) == 0
+    p.on_stop(D, Generation(0))
+    assert p.take_messages() == [(D, WriterEnded(generation=Generation(0), posted=0))]
+    p.on_stop("decode-9-zz", G)
+    assert p.take_messages() == [("decode-9-zz", WriterEnded(generation=G, posted=0))]
+    p.forget_below(Generation(most))
+    p.on_stop(D, Generation(most + 1))
+    assert len(p.take_messages()) == 1 and p.is_over(D, Generation(3))
+
+
+def test_a_stop_is_answered_long_after_the_coordinator_has_forgotten(p: Sender) -> None:
+    """The link was cut meanwhile: D's memory is withdrawn until it hears this."""
+    p.on_prefill_admitted(G, tables(), 3)
+    p.on_ranges_finished([finished(0, 0, PROMPT)])
+    p.take_orders()
+    p.on_feedback(posted(0))
+    p.on_feedback(sent(0))
+    p.cancel(G)
+    p.forget_below(Generation(1 << 40))
+    p.take_messages()
+    p.on_stop(D, G)
+    never_came = Generation(G + 1)
+    p.on_stop(D, never_came)
+    assert p.take_messages() == [
+        (D, WriterEnded(generation=G, posted=1)),
+        (D, WriterEnded(generation=never_came, posted=0)),
+    ]
+
+
+def test_what_was_forgotten_is_not_guessed() -> None:
+    ended = ended_sends.EndedSends()
+    for number in range(ended_sends.MOST_ENDED + 2):
+        ended.end(D, Generation(number), number)
+    assert ended.posted(D, Generation(1)) is None and ended.posted("decode-9-zz", G) == 0
+    assert ended.posted(D, Generation(2)) == 2
 
 
 def test_a_failed_write_fails_the_generation_and_keeps_blocks_until_it_is_terminal(
     p: Sender,
 ) -> None:
-    one_chunk_prompt(p)
+    p.on_prefill_admitted(G, tables(), 3)
+    p.on_ranges_finished([finished(0, 0, PROMPT)])
+    p.take_orders()
     p.on_feedback(posted(0))
     p.on_feedback(TransferFeedback(failed=(SendFailure(G, 0, "timed out", False),)))
     assert p.take_failures() == [(G, "timed out")] and p.take_events() == []
@@ -542,6 +670,7 @@ class Handoff:
         self.clock = ManualClock()
         self.queued: list[SendOrder] = []
         self.flying: list[SendOrder] = []
+        self.unheard: list[int] = []  # posted, and the Sender does not know it yet
         self.facts: list[Callable[[], None]] = []  # notifications and completions on their way
         self.used_after_end = False
         self.killed = False  # P's process: it runs no code, but what it posted may still land
@@ -576,8 +705,8 @@ class Handoff:
         self.p.check()
 
     def step(self, lossy: bool) -> None:
-        action = self.random.choice(["pass", "post", "land", "learn", "to_d", "to_p", "time"])
-        if self.killed and action in ("pass", "post", "to_p"):
+        action = self.random.choice(["pass", "post", "hear", *"to_d to_p land learn time".split()])
+        if self.killed and action in ("pass", "post", "hear", "to_p"):
             return
         if action == "pass" and self.passes:
             self.p.on_ranges_finished([self.passes.pop(0)])
@@ -585,12 +714,14 @@ class Handoff:
             order = self.queued.pop(0)
             self.flying.append(order)
             self.used_after_end |= self.freed_at_d()
-            self.p.on_feedback(posted(order.sequence))
+            self.unheard.append(order.sequence)
+        elif action == "hear":
+            self._hear_posted()
         elif action == "land" and self.flying:
             order = self.flying.pop(self.random.randrange(len(self.flying)))
             self.used_after_end |= self.freed_at_d() or bool(self.p_events)
             self.facts.append(lambda: self._notify(order.sequence))
-            self.facts.append(lambda: self.p.on_feedback(sent(order.sequence)))
+            self.facts.append(lambda: self._complete(order.sequence))
         elif action == "learn" and self.facts:
             self.facts.pop(self.random.randrange(len(self.facts)))()
         elif action == "to_d":
@@ -603,6 +734,15 @@ class Handoff:
                 self.p.tick()
             self.d.tick()
         self.pump()
+
+    def _hear_posted(self) -> None:
+        for sequence in self.unheard:
+            self.p.on_feedback(posted(sequence))
+        self.unheard = []
+
+    def _complete(self, sequence: int) -> None:
+        self._hear_posted()
+        self.p.on_feedback(sent(sequence))
 
     def freed_at_d(self) -> bool:
         return any(not isinstance(event, Quarantined) for event in self.d_events)

@@ -30,10 +30,11 @@ from rlt.connector.messages import (
 )
 from rlt.connector.nixl_transport import describe
 from rlt.connector.worker_connector import WorkerConnector
-from rlt.decode.pairs import PairDesk
-from rlt.prefill.pairs import PairBook
+from rlt.decode.pairs import MOST_METADATA_BYTES, MOST_STRANGERS, PairDesk, PeerChange
+from rlt.prefill.pairs import REPEAT_S, PairBook
 from rlt.runtime.clock import SystemClock
-from rlt.runtime.types import Generation
+from rlt.runtime.plans import SendOrder
+from rlt.runtime.types import Generation, TokenRange
 
 from .pools import canary_pools, geometry
 from .scripted_transport import ScriptedTransport, Wire
@@ -143,15 +144,32 @@ def test_only_who_the_coordinator_lists_is_welcomed_and_only_as_long(
         socket.send(encode(hello(theirs)))
         await until(lambda: at.desk.strangers == 1, "the stranger is counted")
         assert at.desk.count() == 0
-        at.desk.update((peer(P),))
+        assert at.desk.update((peer(P),)) == PeerChange(gone=(), new=(P,))
+        first = await answer(socket)
+        assert isinstance(first, PairWelcome), "it said hello before it was listed"
         socket.send(encode(hello(theirs)))
-        assert isinstance(await answer(socket), PairWelcome)
-        socket.send(encode(hello(theirs)))
-        assert isinstance(await answer(socket), PairWelcome)
-        assert at.desk.update(()) == [P]
+        assert await answer(socket) == first, "a pair that is opened anew finds the same agent"
+        assert at.desk.update(()) == PeerChange(gone=(P,), new=())
         socket.send(encode(hello(theirs)))
         await until(lambda: at.desk.strangers == 2, "the expelled one is a stranger")
         assert at.desk.count() == 0
+
+    at_desk(mine, folder, act)
+
+
+def test_hellos_of_strangers_are_remembered_up_to_a_bound(connector: Ends, folder: Path) -> None:
+    mine, theirs = connector(D), connector(P)
+    fat = hello(theirs, agent_metadata=b"x" * (MOST_METADATA_BYTES + 1))
+
+    async def act(at: Desk) -> None:
+        names = [f"prefill-{number}-aa" for number in range(MOST_STRANGERS + 1)]
+        for name in names:
+            at.dial(name).send(encode(hello(theirs, incarnation=name)))
+        await until(lambda: at.desk.strangers == len(names), "all of them")
+        fat_one = at.dial("fat")
+        fat_one.send(encode(fat))
+        await until(lambda: at.desk.strangers == len(names) + 1, "and the fat one")
+        assert len(at.desk._hellos) == MOST_STRANGERS and "fat" not in at.desk._hellos
 
     at_desk(mine, folder, act)
 
@@ -272,6 +290,61 @@ def test_the_first_answer_to_a_hello_stands(connector: Ends, folder: Path) -> No
     with_book(mine, folder, act)
 
 
+def test_a_pair_that_breaks_is_closed_and_opened_anew_once_its_writes_have_ended(
+    folder: Path,
+) -> None:
+    wire, shape = Wire(), geometry()
+    ends = []
+    for name in (P, D):
+        pools = canary_pools(shape, blocks=4, rows=1)
+        end = ScriptedTransport(wire, describe(pools.kv, pools.hidden, shape), name, held=True)
+        made = WorkerConnector(
+            end, clock=SystemClock(), max_inflight_bytes=1 << 20, transfer_timeout_s=9.0
+        )
+        ends.append((end, made))
+    (p_end, mine), (_, theirs) = ends
+
+    async def act(at: Book) -> None:
+        at.book.update((peer(D, at.endpoint),))
+        said = await at.hello()
+        metadata = theirs.accept_peer(P, said.agent_metadata, said.pool)
+        welcome = PairWelcome(incarnation=D, pool=theirs.pool, agent_metadata=metadata)
+        at.say(welcome)
+        await until(lambda: at.book.ready(D), "the pair")
+        order = SendOrder(
+            generation=Generation(1),
+            peer=D,
+            sequence=0,
+            depth=None,
+            range=TokenRange(0, 1),
+            blocks=(),
+            peer_blocks=(),
+            hidden_slot=0,
+            peer_hidden_slot=0,
+            allocation=1,
+        )
+        mine.post([order])
+        at.book.break_off(D, "cut")
+        at.book.break_off(D, "cut again")
+        assert at.told == [PairReady(decode=D), PairClosed(decode=D, reason="cut")]
+        assert not at.book.ready(D)
+        at.say(welcome)  # the answer to a hello of before
+        at.say(Stop(generation=Generation(1)))
+        await until(lambda: bool(at.heard), "the Stop after it")
+        await asyncio.sleep(2 * REPEAT_S)
+        assert not at.book.ready(D) and not at.router.poll(0), "its WRITE still runs"
+        [ticket] = p_end.running
+        p_end.finish(ticket)
+        mine.poll()
+        await at.hello()
+        at.say(welcome)
+        await until(lambda: at.book.ready(D), "the pair again")
+        at.book.report_again()
+        assert at.told[2:] == [PairReady(decode=D)] * 2
+
+    with_book(mine, folder, act)
+
+
 def test_a_welcome_that_does_not_fit_is_a_refused_pair(connector: Ends, folder: Path) -> None:
     mine, theirs = connector(P), connector(D)
 
@@ -283,5 +356,7 @@ def test_a_welcome_that_does_not_fit_is_a_refused_pair(connector: Ends, folder: 
         [closed] = at.told
         assert isinstance(closed, PairClosed) and closed.refused
         assert not at.book.ready(D)
+        at.book.report_again()
+        assert at.told == [closed] * 2
 
     with_book(mine, folder, act)

@@ -19,6 +19,7 @@ import pytest
 from rlt.connector.nixl_transport import NixlTransport
 from rlt.connector.worker_connector import WorkerConnector
 from rlt.runtime.clock import SystemClock
+from rlt.runtime.errors import ProtocolError
 from rlt.runtime.plans import Arrival, SendFailure, SendOrder
 from rlt.runtime.types import Generation, TokenRange
 
@@ -45,7 +46,7 @@ class Receiver:
         )
         self.arrived: list[Arrival] = []
 
-    def pair(self, connector: WorkerConnector, source: str) -> None:
+    def pair(self, connector: WorkerConnector, source: str) -> Welcome:
         hello = Hello(
             source,
             connector.agent_metadata(),
@@ -57,6 +58,7 @@ class Receiver:
         self._say(msgspec.json.encode(hello))
         welcome = msgspec.json.decode(self._line(), type=Welcome)
         connector.add_peer(self.name, welcome.metadata, welcome.pool)
+        return welcome
 
     def take_arrivals(self) -> None:
         assert self.process.stdout is not None
@@ -233,6 +235,35 @@ def test_a_stopped_peer_passes_the_deadline_and_its_handle_ends_when_it_is_kille
     assert [(one.sequence, one.terminal) for one in ended] == [(1, True)]
     assert connector.in_flight(Generation(5)) == 0 and not connector.outstanding()
     connector.remove_peer("d")
+
+
+def test_a_pair_that_was_closed_is_opened_anew_with_the_same_welcome(
+    connector: WorkerConnector, start: Callable[[str], Receiver]
+) -> None:
+    """The peer lost nothing: its agent, and so its metadata, are the same. What was posted before
+    still lands and is notified."""
+    receiver = start("d")
+    welcome = receiver.pair(connector, "p")
+    for sequence in (0, 2, 4):
+        receiver.send_signal(signal.SIGSTOP)
+        connector.post([order(sequence, "d", TokenRange(0, 4), [0], [0])])
+        poll_until(connector, lambda failed: bool(failed))
+        connector.remove_peer("d")
+        assert connector.draining("d")
+        with pytest.raises(ProtocolError, match="not drained"):
+            connector.add_peer("d", welcome.metadata, welcome.pool)
+        receiver.send_signal(signal.SIGCONT)
+        poll_until(connector, lambda _: not connector.draining("d"))
+        connector.add_peer("d", welcome.metadata, welcome.pool)
+        connector.post([order(sequence + 1, "d", TokenRange(0, 4), [1], [1])])
+
+        def all_in(_: list[SendFailure], most: int = sequence + 2) -> bool:
+            receiver.take_arrivals()
+            return len(receiver.arrived) == most and not connector.outstanding()
+
+        assert poll_until(connector, all_in) == []
+    assert [arrival.sequence for arrival in receiver.arrived] == list(range(6))
+    receiver.end()
 
 
 def test_closing_with_a_running_handle_keeps_it_until_it_ends(
