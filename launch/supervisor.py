@@ -85,6 +85,7 @@ class Supervisor:
     def run(self) -> int:
         """The exit code for the whole."""
         with ExitStack() as stack:
+            stack.callback(self._console.close)
             stack.callback(self._loop.close)
             signals = stack.enter_context(SignalPipe())
             self._loop.watch(signals, lambda: self._take_signals(signals))

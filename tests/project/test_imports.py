@@ -24,7 +24,7 @@ LIGHT = {
     "kv_manager plans interfaces",
     "launch": "cli worker ask chat answer options parser supervisor children console processes "
     "runtime_dir arrival signals loop crew restart reaped started supervisor_link "
-    "ctl ctl_options rolling service_view",
+    "line_writer ctl ctl_options rolling service_view",
 }
 # What the coordinator may use of the folders below it: messages, channels and plain values.
 COORDINATOR_MAY_USE = {
