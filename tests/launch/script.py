@@ -72,9 +72,10 @@ WAIT = END_ON_TERM + FOREVER
 SERVE = END_ON_TERM + SAY_READY + FOREVER
 COUNT = """
 import os
-count = len(os.listdir(os.environ["DIR"] + "/../starts")) + 1
-open(f"{os.environ['DIR']}/../starts/{count}", "w").close()
-"""  # how often this child has been started; needs the folder `starts` beside its own
+starts = os.environ["DIR"] + "/../starts"
+open(f"{starts}/{os.getpid()}", "w").close()
+count = len(os.listdir(starts))
+"""  # how often those who count have been started; in the folder `starts` beside their own
 
 
 @contextmanager
