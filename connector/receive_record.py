@@ -11,6 +11,8 @@ from ..runtime.errors import ProtocolError
 from ..runtime.types import Generation, Stamp, TokenRange
 from .messages import Commit
 
+MOST_WORDS = 256  # of one stamp: the event's name and the worker's
+
 
 class Phase(Enum):
     RECEIVING = auto()
@@ -46,10 +48,14 @@ class ReceiveRecord:
     told_at_s: float = 0.0
     stamps: list[Stamp] = field(default_factory=list)
 
-    @property
-    def max_stamps(self) -> int:
-        """P stamps a few events of each chunk, and a few of the whole."""
-        return 4 * self.max_chunks + 64
+    def believable(self, commit: Commit) -> bool:
+        """Whether it has no more chunks and stamps than there can be, and none that is a book: D
+        passes the stamps on."""
+        return (
+            len(commit.chunks) <= self.max_chunks
+            and len(commit.stamps) <= 4 * self.max_chunks + 64
+            and all(len(stamp.event) + len(stamp.worker) <= MOST_WORDS for stamp in commit.stamps)
+        )
 
     def move(self, to: Phase) -> None:
         if to not in MOVES[self.phase]:

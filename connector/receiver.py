@@ -77,7 +77,7 @@ class Receiver:
             self._answer_closed(peer, commit.generation)
         elif commit.allocation != record.allocation:
             self._fail(record, f"commit names allocation {commit.allocation}")
-        elif len(commit.chunks) > record.max_chunks or len(commit.stamps) > record.max_stamps:
+        elif not record.believable(commit):
             self.refused += 1
             self._fail(record, "commit has more chunks or stamps than there can be")
         elif record.commit is None:
@@ -158,7 +158,6 @@ class Receiver:
         withdrawn = sum(r.phase is Phase.QUARANTINED for r in self._records.values())
         return {
             "late_messages": self.late,
-            "refused_messages": self.refused,
             "quarantines": self._quarantines,
             "quarantines_live": withdrawn,
         }

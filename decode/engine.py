@@ -94,6 +94,7 @@ class DecodeEngine:
             "pairs": self._pairs.count(),
             "unconfirmed": len(self._outputs),
             **self._receiver.statistics(),
+            "refused_messages": self._receiver.refused + self._pairs.refused,
             "strangers": self._pairs.strangers,
             "malformed_frames": self._link.malformed + self._pairs.malformed,
             "wrong_role_messages": self._wrong_role,

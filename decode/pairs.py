@@ -14,6 +14,7 @@ from typing import assert_never
 import msgspec
 
 from ..connector.channel import RouterChannel
+from ..connector.codec import encode
 from ..connector.messages import (
     PROTOCOL_VERSION,
     Chunk,
@@ -31,8 +32,8 @@ from ..runtime.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-MOST_STRANGERS = 64  # of whom a hello is remembered,
-MOST_METADATA_BYTES = 64 << 10  # if it is no larger than a hello ever is
+MOST_STRANGERS = 64  # of whom a hello is remembered
+MOST_HELLO_BYTES = 64 << 10  # a real one has less than 2 KB
 
 
 class PeerChange(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ class PairDesk:
         self._listed: set[str] = set()
         self._hellos: OrderedDict[str, PairHello] = OrderedDict()  # of who is not listed (yet)
         self.strangers = 0  # how many of those there were
+        self.refused = 0  # hellos that no honest worker says
         self._channel: RouterChannel[PrefillToDecode, DecodeToPrefill] = RouterChannel(
             PrefillToDecode, self._handle
         )
@@ -98,6 +100,8 @@ class PairDesk:
     def _handle(self, identity: bytes, message: PrefillToDecode) -> None:
         incarnation = identity.decode(errors="replace")
         match message:
+            case PairHello() if len(encode(message)) > MOST_HELLO_BYTES:
+                self.refused += 1
             case PairHello() if incarnation in self._listed:
                 self.send(incarnation, self._answer(incarnation, message))
             case PairHello():
@@ -109,9 +113,8 @@ class PairDesk:
 
     def _remember(self, incarnation: str, hello: PairHello) -> None:
         self.strangers += 1
-        if len(hello.agent_metadata) <= MOST_METADATA_BYTES:
-            self._hellos[incarnation] = hello
-            self._hellos.move_to_end(incarnation)
+        self._hellos[incarnation] = hello
+        self._hellos.move_to_end(incarnation)
         if len(self._hellos) > MOST_STRANGERS:
             self._hellos.popitem(last=False)
 

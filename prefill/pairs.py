@@ -29,6 +29,7 @@ from ..runtime.errors import ConfigError, RltError
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.5  # an unanswered PairHello is sent again after this
+MOST_REASON = 1000  # characters of a decode worker's word that are passed on
 
 
 class Pair:
@@ -139,8 +140,8 @@ class PairBook:
 
     def _handle(self, incarnation: str, message: DecodeToPrefill) -> None:
         match message:
-            case PairWelcome() | PairRefused() if not self._waits_for_answer(incarnation):
-                pass  # the answer to a hello that was said again
+            case PairWelcome() | PairRefused() if not self._awaited(incarnation, message):
+                pass
             case PairWelcome():
                 self._welcomed(incarnation, message)
             case PairRefused():
@@ -150,9 +151,16 @@ class PairBook:
             case _:
                 assert_never(message)
 
-    def _waits_for_answer(self, incarnation: str) -> bool:
+    def _awaited(self, incarnation: str, answer: PairWelcome | PairRefused) -> bool:
+        """Not so: the answer to a hello that was said again; or of another incarnation, which
+        listens now where that one did."""
         pair = self._pairs[incarnation]
-        return not (pair.ready or pair.refused is not None or self._connector.draining(incarnation))
+        waits = not pair.ready and pair.refused is None
+        return (
+            waits
+            and answer.incarnation == incarnation
+            and not self._connector.draining(incarnation)
+        )
 
     def _welcomed(self, incarnation: str, welcome: PairWelcome) -> None:
         pair = self._pairs[incarnation]
@@ -167,7 +175,7 @@ class PairBook:
 
     def _refused(self, incarnation: str, reason: str) -> None:
         pair = self._pairs[incarnation]
-        pair.refused = reason
+        pair.refused = reason = reason[:MOST_REASON]
         logger.error("pair with %s is refused: %s", pair.peer.worker, reason)
         self._report(PairClosed(decode=incarnation, reason=reason, refused=True))
 

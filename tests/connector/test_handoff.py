@@ -30,7 +30,7 @@ from rlt.runtime.plans import (
     SendProgress,
     TransferFeedback,
 )
-from rlt.runtime.types import AllocationId, Generation, KVGeometry, TokenRange
+from rlt.runtime.types import AllocationId, Generation, KVGeometry, Stamp, TokenRange
 
 from .clock import ManualClock
 
@@ -620,7 +620,8 @@ def test_figures_that_no_honest_peer_sends_are_counted_and_prove_nothing(d: Rece
     assert d.refused == 6 and d.take_events() == []
     chunks = tuple(ChunkSpec(n, 0, TokenRange(0, 1)) for n in range(most + 1))
     d.on_commit(P, full_commit(chunks=chunks))
-    assert d.refused == 7 and d.phase(G) is receiver.Phase.STOPPING
+    d.on_commit(P, full_commit(stamps=(Stamp("x" * 1000, 1.0),)))
+    assert d.refused == 8 and d.phase(G) is receiver.Phase.STOPPING
 
 
 def test_a_writer_that_dies_after_everything_arrived_is_not_missed(d: Receiver) -> None:
@@ -679,7 +680,13 @@ class Handoff:
         self.to_p: list[object] = []
         self.p_events: list[object] = []
         self.d_events: list[object] = []
-        self.p = Sender(GEOMETRY, self.clock, worker="prefill-0", drop_queued=self._drop)
+        self.p = Sender(
+            GEOMETRY,
+            self.clock,
+            worker="prefill-0",
+            drop_queued=self._drop,
+            ack_timeout_s=1e9,
+        )
         self.d = Receiver(GEOMETRY, self.clock, worker="decode-0")
         self.p.open(G, D, reservation(prompt), prompt)
         self.d.open(G, P, reservation(prompt), prompt)
