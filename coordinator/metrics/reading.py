@@ -97,7 +97,7 @@ def _of_workers(seen: Snapshot) -> Iterator[Metric]:
         ("rlt_worker_heard_age_seconds", "Time since it was last heard.", lambda w: w.heard_ago_s),
         (
             "rlt_worker_quarantined_bytes",
-            "KV memory withdrawn for good, because its writer may not have ended.",
+            "KV memory withdrawn until its writer is known to have ended.",
             lambda w: w.values.get("blocks_quarantined", 0.0) * seen.block_bytes,
         ),
     ]
