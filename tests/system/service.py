@@ -68,14 +68,9 @@ class Service:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, name: str) -> psutil.Process:
-        """The process of `prefill-0`, `decode-1`, ..."""
-        [found] = [
-            child
-            for child in self.children()
-            if any(
-                f'"worker":"{name}"' in argument.replace(" ", "") for argument in child.cmdline()
-            )
-        ]
+        """The process of `coordinator`, `prefill-0`, `decode-1`, ... as it runs now."""
+        wanted = "rlt.coordinator" if name == "coordinator" else f'"worker":"{name}"'
+        [found] = [child for child in self.children() if _mentions(child, wanted)]
         return found
 
     def workers(self, client: Client) -> dict[str, dict[str, Any]]:
@@ -102,6 +97,13 @@ class Service:
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(STOP_S)
+
+
+def _mentions(process: psutil.Process, wanted: str) -> bool:
+    try:
+        return any(wanted in argument.replace(" ", "") for argument in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

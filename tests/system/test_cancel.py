@@ -1,25 +1,19 @@
-"""A cancel that meets its request in each phase, held there by a relay or a held transport.
+"""A cancel that meets its request in each phase, held there by a relay or a scripted transport.
 
 Real processes and NIXL. After each: nothing more is sent, every process holds nothing, and the
 request ID works again at once, also while late messages of the old generation still come in.
 """
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
-import msgspec
 import pytest
 
-from rlt.connector.config import WorkerConfig
 from rlt.coordinator.client import Client
-from rlt.runtime.config import EngineConfig
 from rlt.runtime.interfaces import GenerateRequest
 from rlt.runtime.types import FinishReason, RequestId, SamplingParams
 
-from .relay import Relay, relay
-from .service import GOLDEN, Service, eventually, running, started
+from ..faults.faults import Faults, faulty
+from .service import eventually
 
 pytestmark = pytest.mark.system
 ID = RequestId("the-request")
@@ -28,8 +22,8 @@ ID = RequestId("the-request")
 class Stage:
     """1P1D whose every message goes through a relay, with WRITEs that can be held."""
 
-    def __init__(self, service: Service, between: Relay, client: Client, gate: Path) -> None:
-        self.service, self.relay, self.client, self.gate = service, between, client, gate
+    def __init__(self, faults: Faults, client: Client) -> None:
+        self.faults, self.client = faults, client
 
     def submit(self, *, prompt: int = 40, max_tokens: int = 8) -> None:
         self.client.submit(
@@ -64,42 +58,18 @@ class Stage:
         assert self.client.outputs(timeout_s=0.2) == []
 
     def rest(self) -> None:
-        eventually(
-            lambda: self.service.at_rest(self.client),
-            lambda: f"nothing is held; still held: {self.service.held}",
-        )
+        self.faults.at_rest(self.client)
+        assert self.faults.canary_hits(self.client) == 0
 
     def prefill_phase(self) -> str:
-        values = self.service.workers(self.client)["prefill-0"]
+        values = self.faults.service.workers(self.client)["prefill-0"]
         return next((k for k, v in values.items() if k.startswith("phase_") and v), "")
 
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlt-c"))
-        dialled, listen = f"ipc://{folder}/c.sock", f"ipc://{folder}/r.sock"
-        options = ["--worker-listen", dialled, "--heartbeat-s", "0.1"]
-        service = stack.enter_context(running(0, 0, *options))
-        between = stack.enter_context(relay(dialled, listen, folder))
-        client = stack.enter_context(service.client())
-        gate = Path(folder) / "gate"
-        gate.touch()
-        held = str(Path(__file__).parent / "held_prefill.py")
-        for role, arguments in (("prefill", [held]), ("decode", ["-m", "rlt.decode"])):
-            config = WorkerConfig(
-                role=role,  # type: ignore[arg-type]
-                worker=f"{role}-0",
-                coordinator=listen,
-                listen=f"ipc://{folder}/{role}.sock",
-                engine=EngineConfig(model=str(GOLDEN), num_blocks=1024, threads=1, chunk_tokens=1),
-            )
-            text = msgspec.json.encode(config).decode()
-            more = [str(gate)] if role == "prefill" else []
-            stack.enter_context(started([*arguments, text, *more]))
-        stage = Stage(service, between, client, gate)
-        eventually(lambda: stage.client.statistics()["ready_pairs"] == 1, "a pair is ready", 60.0)
-        yield stage
+    with faulty(engine={"chunk_tokens": 1}) as faults, faults.client() as client:
+        yield Stage(faults, client)
 
 
 def test_waiting(stage: Stage) -> None:
@@ -112,7 +82,7 @@ def test_waiting(stage: Stage) -> None:
         )
         for number in range(64)
     ]
-    held = stage.relay.hold("reserved")
+    held = stage.faults.hold("reserved")
     for other in others:
         stage.client.submit(other)
     stage.submit()
@@ -120,7 +90,7 @@ def test_waiting(stage: Stage) -> None:
     stage.client.cancel(ID)
     [delta] = stage.client.outputs(timeout_s=5.0)
     assert (delta.request_id, delta.finish_reason) == (ID, FinishReason.CANCELLED)
-    stage.relay.release(held)
+    stage.faults.release(held)
     unfinished = {other.request_id for other in others}
     while unfinished:
         for delta in stage.client.outputs(timeout_s=20.0):
@@ -146,11 +116,11 @@ def test_waiting(stage: Stage) -> None:
     ],
 )
 def test_while_a_message_is_on_its_way(stage: Stage, phase: str, kind: str) -> None:
-    held = stage.relay.hold(kind)
+    held = stage.faults.hold(kind)
     stage.submit()
     held.wait()
     stage.cancel()
-    stage.relay.release(held)
+    stage.faults.release(held)
     stage.finish()
     stage.rest()
 
@@ -165,15 +135,15 @@ def test_computing(stage: Stage) -> None:
 
 def test_sending(stage: Stage) -> None:
     """WRITEs are posted and their handles not terminal: P may not let go before they are."""
-    stage.gate.unlink()
+    stage.faults.order("prefill-0", {"at": "post", "do": "hold"})
     stage.submit()
     eventually(lambda: stage.prefill_phase() == "phase_sending", "P sends")
     stage.cancel()
     eventually(
-        lambda: stage.service.workers(stage.client)["prefill-0"]["leases_send"] == 1,
+        lambda: stage.faults.service.workers(stage.client)["prefill-0"]["leases_send"] == 1,
         "the lease stays while a handle runs",
     )
-    stage.gate.touch()
+    stage.faults.order("prefill-0")
     stage.finish()
     stage.rest()
 
