@@ -18,6 +18,7 @@ import zmq
 
 from ..runtime.errors import ConfigError
 from .codec import MAX_FRAME_BYTES, Decoder, MalformedFrame, encode
+from .connection_watch import ConnectionWatch
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +177,11 @@ class DealerChannel(_Channel[In], Generic[In, Out]):
         super().__init__(zmq.DEALER, incoming, high_water)
         self._socket.set(zmq.IDENTITY, identity)
         self._on_message = on_message
+        self._watch: ConnectionWatch | None = None
+
+    def watch(self, on_change: Callable[[bool], None]) -> None:
+        """Have it told, from before connect() on, when the connection opens and closes."""
+        self._watch = ConnectionWatch(self._socket, on_change)
 
     def connect(self, endpoint: str) -> None:
         try:
@@ -188,9 +194,16 @@ class DealerChannel(_Channel[In], Generic[In, Out]):
         return self._send([encode(message)])
 
     def _deliver(self, frames: list[bytes]) -> None:
+        if self._watch is not None:
+            self._watch.look()
         if len(frames) != 1:
             raise MalformedFrame(f"{len(frames)} frames instead of 1")
         self._on_message(self._decoder.decode(frames[0]))
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        super().close()
 
 
 def _lift_descriptor_limit() -> None:

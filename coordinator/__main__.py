@@ -18,6 +18,7 @@ import uvloop
 
 from ..runtime.errors import CheckpointError, ConfigError, RltError, ServiceError
 from .config import CoordinatorConfig
+from .predecessor import in_place_of_predecessor
 from .runtime_dir import held_runtime_dir
 from .service import CoordinatorService
 from .text import CheckpointTokenizer, load_tokenizer
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
     )
     try:
         with held_runtime_dir(config.runtime_dir) as folder:
+            config = in_place_of_predecessor(config, folder)
             tokenizer = load_tokenizer(config.model)
             if tokenizer is None:
                 logger.warning("no tokenizer in %s: token IDs only", config.model)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
+from ..connector.messages import DrainAnswer
 from ..runtime.errors import ServiceUnreachable
 from ..runtime.interfaces import Delta, GenerateRequest
 from ..runtime.types import RequestId
@@ -104,6 +105,10 @@ class AsyncClient:
 
     async def stats(self) -> dict[str, object]:
         return await self.link.statistics()
+
+    async def drain(self, worker: str, restart: bool = False) -> DrainAnswer:
+        """Give this worker nothing new and end it when it is done. Returns when that has begun."""
+        return await self.link.drain(worker, restart=restart)
 
     def active(self) -> tuple[RequestId, ...]:
         return self.link.active()

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from ..connector.messages import DrainAnswer
 from ..runtime.errors import ServiceUnreachable
 from ..runtime.interfaces import Delta, GenerateRequest
 from ..runtime.types import RequestId
@@ -137,6 +138,11 @@ class Client:
 
     def stats(self) -> dict[str, object]:
         return self.statistics()
+
+    def drain(self, worker: str, restart: bool = False) -> DrainAnswer:
+        """Give this worker nothing new and end it when it is done; restart: its supervisor starts
+        it again. Returns when that has begun, or could not: `error` says why."""
+        return self._call(self._async.drain(worker, restart))
 
     # The Frontend
 

@@ -1,12 +1,13 @@
 """One connection to the service on an asyncio loop: the protocol core joined to a ZeroMQ socket.
 
-Owns the socket, the futures of open asks and the watch over the service's silence. Lives on one
+Owns the socket, the futures of open asks and the watch over the service's silence. Every ask is
+sent again until it is answered, also to a service that was started again meanwhile. Lives on one
 loop and is touched on it alone.
 """
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, assert_never
 
 from ..connector.channel import DealerChannel, SendResult
@@ -14,6 +15,8 @@ from ..connector.messages import (
     CancelRequest,
     ClientToCoordinator,
     CoordinatorToClient,
+    DrainAnswer,
+    DrainWorker,
     Hello,
     ServiceInfo,
 )
@@ -21,8 +24,10 @@ from ..runtime.errors import Overloaded, RltError, ServiceUnreachable
 from ..runtime.interfaces import Delta, GenerateRequest
 from ..runtime.types import RequestId
 from .client_protocol import (
+    Abandoned,
     CancelAnswered,
     ClientCore,
+    Drained,
     Event,
     Heard,
     Refused,
@@ -30,9 +35,11 @@ from .client_protocol import (
     Told,
     Welcomed,
 )
+from .unanswered import Unanswered
 
 SILENCE_S = 10.0  # the service sends Alive every second while anything is open
 WATCH_S = 0.5
+HELLO_S = 1.0  # an unanswered hello is said again
 
 T = TypeVar("T")
 Sink = Callable[[Delta], None]
@@ -45,20 +52,26 @@ class ServiceLink:
         self._timeout_s = timeout_s
         self._core = ClientCore()
         self._sinks: dict[RequestId, Sink] = {}
+        self._unanswered = Unanswered()
         self._welcome: asyncio.Future[ServiceInfo] = self._loop.create_future()
         self._taken: dict[RequestId, asyncio.Future[None]] = {}
         self._cancelled: dict[RequestId, asyncio.Future[None]] = {}
         self._told: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._drained: dict[str, asyncio.Future[DrainAnswer]] = {}
+        self._connected = False
+        self._welcomed = False  # by this connection
+        self._hello_s = 0.0  # when it was said last
+        self._abandoned: list[RequestId] = []
         self._heard_s = self._loop.time()
-        self._watch: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._channel: DealerChannel[CoordinatorToClient, ClientToCoordinator] = DealerChannel(
             CoordinatorToClient, self._hear, identity=f"client-{uuid.uuid4().hex}".encode()
         )
+        self._channel.watch(self._connection_changed)
 
     async def open(self) -> ServiceInfo:
         """Say hello. Raises ServiceUnreachable if nobody answers in time."""
         self._channel.connect(self._endpoint)
-        self._send(Hello())
         return await self._answer(self._welcome, "hello")
 
     async def submit(self, request: GenerateRequest, sink: Sink) -> None:
@@ -68,8 +81,7 @@ class ServiceLink:
         taken: asyncio.Future[None] = self._loop.create_future()
         self._taken[name], self._sinks[name] = taken, sink
         try:
-            self._send(generate)
-            self._watch_silence()
+            self._ask(("generate", name), generate)
             await self._answer(taken, "the request")
         except BaseException:  # also when the caller was cancelled: nobody wants it any more
             self._sinks.pop(name, None)
@@ -89,31 +101,47 @@ class ServiceLink:
         message = self._core.cancel(request_id)
         if message is not None:
             self._cancelled[request_id] = self._loop.create_future()
-            self._send(message)
-            self._watch_silence()
+            self._ask(("cancel", request_id), message)
 
     async def statistics(self) -> dict[str, object]:
         ask = self._core.ask_statistics()
         told: asyncio.Future[dict[str, object]] = self._loop.create_future()
         self._told[ask.ask] = told
         try:
-            self._send(ask)
+            self._ask(("statistics", ask.ask), ask)
             return await self._answer(told, "statistics")
         finally:
             del self._told[ask.ask]
+            self._unanswered.answered(("statistics", ask.ask))
+
+    async def drain(self, worker: str, *, restart: bool = False) -> DrainAnswer:
+        """The answer comes when the drain has begun; it says why if it has not."""
+        drained = self._drained.setdefault(worker, self._loop.create_future())
+        try:
+            self._ask(("drain", worker), DrainWorker(worker=worker, restart=restart))
+            return await self._answer(drained, f"the drain of {worker}")
+        finally:
+            self._drained.pop(worker, None)
+            self._unanswered.answered(("drain", worker))
 
     def active(self) -> tuple[RequestId, ...]:
         return self._core.active()
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._handle(self._core.lose_service("the client was closed"))
         self._channel.close()
 
-    def _send(self, message: ClientToCoordinator) -> None:
-        if self._channel.send(message) is not SendResult.SENT:
+    # Out
+
+    def _ask(self, key: Hashable, message: ClientToCoordinator) -> None:
+        """Sent at once if the service is there, and again until it is answered."""
+        self._look_later()
+        full = self._welcomed and self._channel.send(message) is not SendResult.SENT
+        if full and not isinstance(message, CancelRequest):
             raise Overloaded(f"too much is waiting to be sent to {self._endpoint}")
+        self._unanswered.add(key, message, self._loop.time())
 
     async def _answer(self, future: asyncio.Future[T], what: str) -> T:
         try:
@@ -124,24 +152,55 @@ class ServiceLink:
                 "is rlt-coordinator running there?"
             ) from None
 
-    def _watch_silence(self) -> None:
-        if self._watch is None:
+    def _say_hello(self) -> None:
+        self._hello_s = self._loop.time()
+        self._channel.send(Hello())
+        self._look_later()
+
+    def _cancel_abandoned(self) -> None:
+        if self._welcomed:
+            for name in self._abandoned:
+                self._channel.send(CancelRequest(request_id=name))
+            self._abandoned = []
+
+    # Time
+
+    def _look_later(self) -> None:
+        if self._timer is None:
             self._heard_s = self._loop.time()
-            self._watch = self._loop.call_later(WATCH_S, self._look)
+            self._timer = self._loop.call_later(WATCH_S, self._look)
 
     def _look(self) -> None:
-        self._watch = None
-        if not self._core.waiting:
+        """While anything is open: repeat what is due, and notice silence."""
+        self._timer = None
+        now_s = self._loop.time()
+        hello_is_open = self._connected and not self._welcomed
+        if not (self._core.waiting or len(self._unanswered) or hello_is_open):
             return
-        silent_s = self._loop.time() - self._heard_s
-        if silent_s > SILENCE_S:
-            lost = self._core.active()
-            reason = f"nothing was heard from {self._endpoint} for {silent_s:.0f} s"
-            self._handle(self._core.lose_service(reason))
-            for name in lost:  # should it live after all, it need not go on with them
-                self._channel.send(CancelRequest(request_id=name))
-        else:
-            self._watch = self._loop.call_later(WATCH_S, self._look)
+        self._timer = self._loop.call_later(WATCH_S, self._look)
+        if hello_is_open and now_s - self._hello_s >= HELLO_S:
+            self._say_hello()
+        if self._welcomed:
+            for message in self._unanswered.due(now_s):
+                self._channel.send(message)
+        silent_s = now_s - self._heard_s
+        if self._core.waiting and silent_s > SILENCE_S:
+            self._give_up(f"nothing was heard from {self._endpoint} for {silent_s:.0f} s")
+
+    def _give_up(self, reason: str) -> None:
+        self._abandoned += self._core.active()
+        self._handle(self._core.lose_service(reason))
+        self._cancel_abandoned()  # should it live after all, it need not go on with them
+
+    # In
+
+    def _connection_changed(self, up: bool) -> None:
+        self._connected = up
+        if up:
+            self._say_hello()
+        elif self._welcomed:
+            self._welcomed = False
+            self._handle(self._core.connection_lost())
 
     def _hear(self, message: CoordinatorToClient) -> None:
         self._heard_s = self._loop.time()
@@ -158,9 +217,16 @@ class ServiceLink:
             match event:
                 case Welcomed(info=info):
                     _settle(self._welcome, info)
+                    if not self._welcomed:
+                        self._welcomed = True
+                        self._cancel_abandoned()
+                        for message in self._unanswered.all():
+                            self._channel.send(message)
                 case Taken(request_id=name):
+                    self._unanswered.answered(("generate", name))
                     _settle(self._taken.get(name), None)
                 case Refused(request_id=name, error=error):
+                    self._unanswered.answered(("generate", name))
                     self._sinks.pop(name, None)
                     future = self._taken.get(name)
                     if future is not None and not future.done():
@@ -168,10 +234,16 @@ class ServiceLink:
                 case Heard(delta=delta):
                     self._deliver(delta)
                 case CancelAnswered(request_id=name):
+                    self._unanswered.answered(("cancel", name))
                     self._sinks.pop(name, None)
                     _settle(self._cancelled.pop(name, None), None)
                 case Told(ask=ask, statistics=statistics):
                     _settle(self._told.get(ask), statistics)
+                case Drained(answer=answer):
+                    _settle(self._drained.get(answer.worker), answer)
+                case Abandoned(request_id=name):
+                    self._abandoned.append(name)
+                    self._cancel_abandoned()
                 case _:
                     assert_never(event)
 

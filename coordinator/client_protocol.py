@@ -30,6 +30,7 @@ from ..runtime.errors import (
     InvalidRequest,
     ProtocolError,
     RltError,
+    ServiceLost,
     ServiceUnreachable,
     error_from,
 )
@@ -71,7 +72,19 @@ class Told(msgspec.Struct, frozen=True):
     statistics: dict[str, object]
 
 
-Event = Welcomed | Taken | Refused | Heard | CancelAnswered | Told
+class Drained(msgspec.Struct, frozen=True):
+    """The drain of a worker has begun, or why it has not."""
+
+    answer: DrainAnswer
+
+
+class Abandoned(msgspec.Struct, frozen=True):
+    """The service may still go on with a request that has ended here: it is to be cancelled."""
+
+    request_id: RequestId
+
+
+Event = Welcomed | Taken | Refused | Heard | CancelAnswered | Told | Drained | Abandoned
 
 
 @dataclass
@@ -89,6 +102,7 @@ class ClientCore:
         self._by_submission: dict[int, RequestId] = {}
         self._submissions = 0
         self._asks = 0
+        self._instance = ""  # of the service, as it said last
 
     def submit(self, request: GenerateRequest) -> Generate:
         """Raises at once what the service would never understand."""
@@ -126,7 +140,7 @@ class ClientCore:
                         f"the service speaks protocol {message.protocol_version}, this client "
                         f"{PROTOCOL_VERSION}: install the same rlt version"
                     )
-                return [Welcomed(message)]
+                return [*self._other_instance(message.instance), Welcomed(message)]
             case Accepted(submission=submission):
                 return self._accepted(submission)
             case Rejected():
@@ -139,29 +153,52 @@ class ClientCore:
                 values: dict[str, object] = {**message.values}
                 values["workers"] = [msgspec.structs.asdict(w) for w in message.workers]
                 return [Told(message.ask, values)]
-            case Alive() | DrainAnswer():
+            case DrainAnswer():
+                return [Drained(message)]
+            case Alive():
                 return []
             case _:
                 assert_never(message)
 
+    def connection_lost(self) -> list[Event]:
+        """What was on the way is lost, so whatever the service had accepted ends here. What it has
+        not answered yet is asked again by the next connection."""
+        return self._lose_accepted("the connection to the service is lost: ask again")
+
+    def _other_instance(self, instance: str) -> list[Event]:
+        """Another start of the service knows nothing of what an older one had accepted."""
+        known, self._instance = self._instance, instance
+        if known in ("", instance):
+            return []
+        return self._lose_accepted("the service was started again: ask again")
+
+    def _lose_accepted(self, reason: str) -> list[Event]:
+        events: list[Event] = []
+        for name in [name for name, live in self._live.items() if live.accepted]:
+            events += [*self._lose(name, ServiceLost(reason)), Abandoned(name)]
+        return events
+
     def lose_service(self, reason: str) -> list[Event]:
         """Nobody answers any more: every live request ends here."""
-        events: list[Event] = []
-        for name, live in list(self._live.items()):
-            if not live.accepted:
-                events.append(Refused(name, ServiceUnreachable(reason)))
-            elif not live.ended:
-                last = Delta(
-                    request_id=name,
-                    start_index=live.outputs,
-                    finish_reason=FinishReason.ERROR,
-                    error_code=ServiceUnreachable.code,
-                    error=reason,
-                )
-                events.append(Heard(last))
-            if live.cancelling:
-                events.append(CancelAnswered(name))
-            self._forget(name)
+        error = ServiceUnreachable(reason)
+        return [event for name in list(self._live) for event in self._lose(name, error)]
+
+    def _lose(self, name: RequestId, error: RltError) -> list[Event]:
+        live, events = self._live[name], list[Event]()
+        if not live.accepted:
+            events.append(Refused(name, error))
+        elif not live.ended:
+            last = Delta(
+                request_id=name,
+                start_index=live.outputs,
+                finish_reason=FinishReason.ERROR,
+                error_code=error.code,
+                error=str(error),
+            )
+            events.append(Heard(last))
+        if live.cancelling:
+            events.append(CancelAnswered(name))
+        self._forget(name)
         return events
 
     @property
@@ -191,10 +228,9 @@ class ClientCore:
         if live is None or live.ended or not live.accepted:  # an earlier life's echo
             return []
         if delta.start_index != live.outputs:
-            raise ProtocolError(
-                f"request {delta.request_id}: output {delta.start_index} came where "
-                f"{live.outputs} was due"
-            )
+            name, due = delta.request_id, live.outputs
+            error = ServiceLost(f"output {delta.start_index} came where {due} was due: ask again")
+            return [*self._lose(name, error), Abandoned(name)]
         live.outputs += len(delta.token_ids)
         if delta.finish_reason is not None:
             live.ended = True

@@ -60,6 +60,8 @@ class Prompts:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     def take(self, client: bytes, message: ClientToCoordinator) -> None:
+        if isinstance(message, Generate) and self._has(client, message.submission):
+            return  # it was sent again while its text is still being tokenized
         prompt = None
         if isinstance(message, Generate) and message.request.prompt_token_ids is None:
             prompt = self.start(message.request)
@@ -68,6 +70,10 @@ class Prompts:
             self._handle(client, message, None)
         else:
             self._lines.setdefault(client, deque()).append(_Held(message, prompt))
+
+    def _has(self, client: bytes, submission: int) -> bool:
+        messages = (held.message for held in self._lines.get(client, ()))
+        return any(isinstance(m, Generate) and m.submission == submission for m in messages)
 
     def start(self, asked: GenerateRequest) -> "asyncio.Future[Prompt]":
         """Never raises: its result says what is wrong."""

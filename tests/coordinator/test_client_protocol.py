@@ -11,11 +11,13 @@ from rlt.connector.messages import (
     ServiceInfo,
 )
 from rlt.coordinator.client_protocol import (
+    Abandoned,
     CancelAnswered,
     ClientCore,
     Heard,
     Refused,
     Taken,
+    Welcomed,
 )
 from rlt.runtime.errors import DuplicateRequest, InvalidRequest, Overloaded, ProtocolError
 from rlt.runtime.interfaces import Delta, GenerateRequest
@@ -83,10 +85,42 @@ def test_a_rejection_raises_the_class_that_its_code_names() -> None:
     assert core.receive(message) == [] and not core.waiting
 
 
-def test_a_gap_in_the_output_is_a_protocol_error() -> None:
+def test_a_gap_in_the_output_ends_its_request_here_and_at_the_service() -> None:
     core = accepted_core()
-    with pytest.raises(ProtocolError, match="output 1 came where 0"):
-        core.receive(Deltas(deltas=(delta(1),)))
+    heard, abandoned = core.receive(Deltas(deltas=(delta(1),)))
+    assert isinstance(heard, Heard) and heard.delta.error_code == "service_lost"
+    assert abandoned == Abandoned(R) and not core.waiting
+    assert core.receive(Deltas(deltas=(delta(2),))) == []
+
+
+def test_a_broken_connection_ends_what_was_accepted_and_keeps_what_was_not() -> None:
+    core = accepted_core()
+    core.receive(Deltas(deltas=(delta(0),)))
+    other = RequestId("other")
+    generate = core.submit(GenerateRequest(request_id=other, prompt_token_ids=(1,)))
+    core.cancel(R)
+    heard, answered, abandoned = core.connection_lost()
+    assert isinstance(heard, Heard) and heard.delta.error_code == "service_lost"
+    assert (answered, abandoned) == (CancelAnswered(R), Abandoned(R))
+    assert core.active() == (other,)
+    assert core.receive(info("new")) == [Welcomed(info("new"))]
+    assert core.receive(Accepted(submission=generate.submission)) == [Taken(other)]
+
+
+def test_another_instance_of_the_service_ends_what_an_older_one_had_accepted() -> None:
+    core = ClientCore()
+    core.receive(info("old"))
+    core.submit(request())
+    core.receive(Accepted(submission=1))
+    assert core.receive(info("old")) == [Welcomed(info("old"))]
+    heard, abandoned, welcomed = core.receive(info("new"))
+    assert isinstance(heard, Heard) and heard.delta.error_code == "service_lost"
+    assert (abandoned, welcomed) == (Abandoned(R), Welcomed(info("new")))
+    assert core.submit(request()).submission == 2
+
+
+def info(instance: str) -> ServiceInfo:
+    return ServiceInfo(protocol_version=PROTOCOL_VERSION, model="m", ready=True, instance=instance)
 
 
 def test_losing_the_service_ends_every_live_request_by_name() -> None:

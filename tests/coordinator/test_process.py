@@ -62,6 +62,45 @@ def wait_ready(child: "subprocess.Popen[str]") -> None:
     raise AssertionError(f"ended with {child.wait()}")
 
 
+def test_a_killed_service_is_followed_by_one_at_the_same_addresses(base: Path) -> None:
+    folder = base / "one"
+    anywhere = {
+        "worker_endpoint": "tcp://127.0.0.1:*",
+        "client_endpoints": (f"ipc://{folder}/c.sock", "tcp://127.0.0.1:0"),
+        "http": "127.0.0.1:0",
+    }
+    records = []
+    for _ in range(3):
+        with process(folder, **anywhere) as child:
+            wait_ready(child)
+            [record] = find_services(base)
+            records.append(record)
+            with Client(record.endpoints[1]) as client:
+                assert client.stats()["ready_pairs"] == 0.0
+            child.kill()
+            child.wait(10.0)
+            assert find_services(base) == []
+    first, *later = [msgspec.structs.replace(record, pid=0) for record in records]
+    assert later == [first, first]
+    with process(folder, **anywhere) as child:
+        wait_ready(child)
+        child.terminate()
+        assert child.wait(10.0) == 0
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", [b"", b"{}", b"\x00" * 100])
+def test_a_damaged_record_of_a_predecessor_does_not_matter(base: Path, left: bytes) -> None:
+    folder = base / "one"
+    folder.mkdir(mode=0o700)
+    (folder / "service.json").write_bytes(left)
+    with process(folder, http=None) as child:
+        wait_ready(child)
+        assert len(find_services(base)) == 1
+        child.terminate()
+        assert child.wait(10.0) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_service_is_found_serves_and_leaves_nothing_behind(base: Path, number: int) -> None:
     folder = base / "one"

@@ -1,6 +1,7 @@
 """Prompts are tokenized aside, and each client's messages stay in order meanwhile."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -34,9 +35,10 @@ class Gate:
 
 def ask(name: str, **prompt: object) -> Generate:
     request = GenerateRequest(request_id=RequestId(name), **prompt)  # type: ignore[arg-type]
-    return Generate(submission=1, request=request)
+    return Generate(submission=next(_submissions), request=request)
 
 
+_submissions = itertools.count(1)
 Handled = tuple[bytes, ClientToCoordinator, Prompt | None]
 
 
@@ -59,6 +61,16 @@ def handled(act: Callable[[Prompts, Gate], None], count: int, limit: int = 8) ->
         return seen
 
     return asyncio.run(run())
+
+
+def test_what_is_sent_again_while_its_text_is_being_tokenized_is_tokenized_once() -> None:
+    text, cancel = ask("r", text="ab"), CancelRequest(request_id=RequestId("r"))
+
+    def act(prompts: Prompts, gate: Gate) -> None:
+        for message in (text, text, cancel, text):
+            prompts.take(b"one", message)
+
+    assert handled(act, 2) == [(b"one", text, (97, 98)), (b"one", cancel, None)]
 
 
 def test_a_cancel_does_not_overtake_a_text_and_other_clients_do_not_wait() -> None:
