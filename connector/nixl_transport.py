@@ -85,7 +85,7 @@ class NixlTransport:
         gone = self._targets.pop(target)
         nixl = self._writing().nixl
         nixl.release_dlist_handle(gone.entries)
-        nixl.remove_remote_agent(gone.agent)
+        _forget(nixl, gone.agent)
 
     def add_source(self, source: str, metadata: bytes) -> bytes:
         agent = PoolAgent(_facing(self._name, source), self._pool)
@@ -103,7 +103,7 @@ class NixlTransport:
 
     def remove_source(self, source: str) -> None:
         agent = self._sources.pop(source)
-        agent.nixl.remove_remote_agent(source)
+        _forget(agent.nixl, source)
         agent.destroy()
 
     def write(self, write: Write) -> Ticket:
@@ -211,6 +211,14 @@ def _entry_list(pool: PoolDescription) -> NDArray[np.uint64]:
 def _facing(worker: str, source: str) -> str:
     """The name of the agent with which a worker faces one source."""
     return f"{worker}<{source}"
+
+
+def _forget(nixl: Any, agent: str) -> None:
+    """A remote agent whose process is dead may be gone already."""
+    try:
+        nixl.remove_remote_agent(agent)
+    except NIXL_ERRORS as error:
+        logger.warning("forgetting agent %s: %s", agent, _why(error))
 
 
 def _why(error: Exception) -> str:

@@ -41,6 +41,7 @@ class Pair:
         self.peer = peer
         self.channel = channel
         self.ready = False
+        self.matched = False  # it was ready once: what fails now may work later
         self.refused: str | None = None  # for good: why
 
 
@@ -167,9 +168,12 @@ class PairBook:
         try:
             self._connector.add_peer(incarnation, welcome.agent_metadata, welcome.pool)
         except RltError as error:
-            self._refused(incarnation, str(error))
+            if pair.matched:
+                logger.warning("pair with %s does not open yet: %s", pair.peer.worker, error)
+            else:
+                self._refused(incarnation, str(error))
             return
-        pair.ready = True
+        pair.ready = pair.matched = True
         logger.info("pair with %s is ready", pair.peer.worker)
         self._report(PairReady(decode=incarnation))
 
