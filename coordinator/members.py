@@ -66,6 +66,7 @@ class Members:
         self._timeout_s = heartbeat_timeout_s
         self._looked_s = now.mono_s
         self._settling = settling
+        self.stopping = False  # the whole service is: workers are expected to leave
         self._told_version = 0  # of the registry, that everybody was told last
         self._names = Names(NAME_BEATS * heartbeat_s, heartbeat_timeout_s)
 
@@ -206,7 +207,8 @@ class Members:
 
     def gone(self, worker: Worker, why: str, now: Now) -> None:
         """It takes part no more, and is to be killed if it is not dead yet."""
-        level = logging.WARNING if worker.draining_since_s is None else logging.INFO
+        expected = self.stopping or worker.draining_since_s is not None
+        level = logging.INFO if expected else logging.WARNING
         logger.log(level, "%s worker %s is gone: %s", worker.role, worker.name, why)
         error = f"{worker.role} worker {worker.name} is gone: {why}"
         self._registry.remove(worker.incarnation)  # first, so that nothing is routed there again
@@ -218,6 +220,12 @@ class Members:
         self._books.close(worker.incarnation)
         self._supervisors.expel(worker.incarnation, now.mono_s)
         self._tell_peers(now)
+
+    def remind(self, incarnation: str, now: Now) -> None:
+        """It does not seem to know who is here."""
+        worker = self._registry.get(incarnation)
+        if worker is not None and not self._settling.waiting(now):
+            self._emit(SendWorker(incarnation, self._registry.peers_for(worker)))
 
     def _tell_peers(self, now: Now) -> None:
         if self._settling.waiting(now):

@@ -45,13 +45,15 @@ def stage_of(attempt: Attempt) -> Stage:
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """values: its last heartbeat's figures. reachable: its connection is open."""
+    """values: its last heartbeat's figures. reachable: its connection is open. draining: it is to
+    end, and gets nothing new."""
 
     name: str
     role: str
     pid: int
     heard_ago_s: float
     reachable: bool
+    draining: bool
     live: int
     num_blocks: int
     num_slots: int
@@ -68,6 +70,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     max_tokens: int
     outputs: int
+    attempts: int
     exit_depths: tuple[int, ...]
     mean_depth: float | None
     age_s: float
@@ -125,6 +128,7 @@ def _worker(worker: Worker, now: Now) -> WorkerView:
         pid=worker.pid,
         heard_ago_s=now.mono_s - worker.heard_s,
         reachable=worker.unreachable_since_s is None,
+        draining=worker.draining_since_s is not None,
         live=len(worker.live),
         num_blocks=worker.limits.num_blocks,
         num_slots=worker.limits.num_slots,
@@ -144,6 +148,7 @@ def _request(request: Request, attempts: Attempts, names: dict[str, str], now: N
         prompt_tokens=len(request.prompt),
         max_tokens=request.asked.sampling.max_tokens,
         outputs=request.delivered,
+        attempts=request.attempts,
         exit_depths=tuple(request.exit_depths[-DEPTHS_SHOWN:]),
         mean_depth=mean_depth(request),
         age_s=now.mono_s - request.received_s,

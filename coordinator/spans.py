@@ -44,6 +44,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def handoff_spans(stamps: Sequence[Stamp]) -> tuple[Span, ...]:
+    """Of the last attempt: those before it posted what never arrived."""
+    retried_s = max((s.at_s for s in stamps if s.event == "retried"), default=None)
+    if retried_s is not None:
+        stamps = [stamp for stamp in stamps if stamp.at_s >= retried_s]
     return tuple(sorted([*_computed(stamps), *_in_flight(stamps)], key=lambda s: s.start_s))
 
 

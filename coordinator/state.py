@@ -254,7 +254,7 @@ class CoordinatorState:
 
     def drain(self) -> None:
         """From now on every new request is refused; those that are here go on."""
-        self._draining = True
+        self._draining = self._members.stopping = True
 
     def end_all(self, now: Now) -> list[Effect]:
         """Time to drain is up: what still runs ends with shutting_down."""
@@ -276,8 +276,10 @@ class CoordinatorState:
         )
         request = attempt.request
         self._attempts.cancel(attempt, self._now.mono_s)
-        if code == "pair_closed":
+        if code == "pair_closed" and leg is attempt.prefill:  # P says when it is open again
             self._registry.pair_closed(attempt.prefill.worker, attempt.decode.worker)
+        elif code == "pair_closed":
+            self._members.remind(leg.worker, self._now)
         if code == ProtocolError.code:  # P says that D's reservation cannot be
             leg = attempt.decode
         self._dispatcher.put_back(request, leg.worker, code, reason)

@@ -10,7 +10,7 @@ from ...runtime.errors import error_codes
 
 OTHER = "other"
 # Reasons that workers give besides the errors that callers see.
-CODES = error_codes() | {"closed", "pair_closed"}
+CODES = error_codes() | {"closed", "pair_closed", "worker_draining"}
 
 
 def bounded_code(code: str) -> str:
@@ -28,11 +28,15 @@ SERVICE_GAUGES = (
     Figure("queue_length", "rlt_queued_requests", "Requests that wait for a pair of workers."),
     Figure("live_requests", "rlt_live_requests", "Requests that have not ended, queued ones too."),
     Figure("ready_pairs", "rlt_ready_pairs", "Pairs of workers that can serve."),
+    Figure("expels_open", "rlt_expels_open", "Expelled processes not known to be dead yet."),
+    Figure("supervisors", "rlt_supervisors", "Supervisors of workers that are heard."),
     Figure("credits_outstanding", "rlt_credits", "Credits of workers taken; 0 when nothing runs."),
 )
 SERVICE_COUNTERS = (
     Figure("accepted", "rlt_accepted_requests", "Requests that were taken."),
     Figure("output_tokens", "rlt_generated_tokens", "Output tokens given to clients."),
+    Figure("replays", "rlt_replays", "Retries that went on behind tokens already given out."),
+    Figure("expelled", "rlt_expelled_workers", "Processes to be killed because they were lost."),
     Figure("repeated_asks", "rlt_repeated_asks", "Asks of workers sent again for want of answer."),
     Figure("late_messages", "rlt_late_messages", "Messages of workers about what is over."),
     Figure("malformed_frames", "rlt_malformed_frames", "Frames of clients and workers dropped."),

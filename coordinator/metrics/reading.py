@@ -21,6 +21,8 @@ from .families import (
 )
 
 ByWorker = Callable[[WorkerView], float | None]
+REFUSED = "Attempts that a worker refused, by reason; the request is tried elsewhere if it can be."
+RETRIED = "Attempts that failed or left a draining worker, followed by another one; by reason."
 WORKER_LABELS = ("worker", "role")
 
 
@@ -35,7 +37,8 @@ class StateReading(Collector):
         seen = self._look()
         yield from _service(seen)
         yield _requests(seen.counters)
-        yield _refusals(seen.counters)
+        yield _by_code(seen.counters, "refused", "rlt_refused_attempts", REFUSED)
+        yield _by_code(seen.counters, "retries", "rlt_retried_attempts", RETRIED)
         yield _handoffs(seen)
         yield _workers_here(seen.workers)
         yield from _of_workers(seen)
@@ -65,14 +68,14 @@ def _requests(counters: dict[str, float]) -> Metric:
     return _filled(family, totals)
 
 
-def _refusals(counters: dict[str, float]) -> Metric:
+def _by_code(counters: dict[str, float], kind: str, name: str, help: str) -> Metric:
+    """The counters KIND.CODE."""
     totals: Counter[tuple[str, ...]] = Counter()
-    for name, count in counters.items():
-        kind, _, code = name.partition(".")
-        if kind == "refused":
+    for counter, count in counters.items():
+        of, _, code = counter.partition(".")
+        if of == kind and code:
             totals[bounded_code(code),] += int(count)
-    help = "Attempts that a worker refused, by reason; the request is tried elsewhere if it can be."
-    return _filled(CounterMetricFamily("rlt_refused_attempts", help, labels=("code",)), totals)
+    return _filled(CounterMetricFamily(name, help, labels=("code",)), totals)
 
 
 def _handoffs(seen: Snapshot) -> Metric:
@@ -94,6 +97,7 @@ def _of_workers(seen: Snapshot) -> Iterator[Metric]:
         ("rlt_worker_slots", "Requests that execute at once.", lambda w: w.num_slots),
         ("rlt_worker_receive_slots", "Prompts received at once.", lambda w: w.num_receive_slots),
         ("rlt_worker_live_requests", "Generations that the worker holds.", lambda w: w.live),
+        ("rlt_worker_draining", "1 while it is to end and gets nothing new.", lambda w: w.draining),
         ("rlt_worker_heard_age_seconds", "Time since it was last heard.", lambda w: w.heard_ago_s),
         (
             "rlt_worker_quarantined_bytes",

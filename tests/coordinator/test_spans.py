@@ -120,3 +120,12 @@ def test_an_ended_request_takes_in_the_release_that_comes_after_its_end() -> Non
     assert story is not None
     assert [s.event for s in story.stamps].count("released") == 2
     assert (ended.outcome, ended.outputs, story.exit_depths) == ("length", 2, (4, 2))
+
+
+def test_bars_are_those_of_the_last_attempt() -> None:
+    earlier = tuple(
+        Stamp(s.event, s.at_s - 10.0, s.worker, s.depth, s.num_bytes)
+        for s in STAMPS
+        if s.worker == P
+    )
+    assert spans((*earlier, Stamp("retried", 0.5), *STAMPS)) == spans(STAMPS)

@@ -12,6 +12,7 @@ from rlt.connector.messages import (
     OutputRow,
     PairClosed,
     PairReady,
+    Peers,
     Prefill,
     Refused,
     Resend,
@@ -322,6 +323,19 @@ def test_a_closed_pair_is_not_asked_again_until_it_is_ready_again() -> None:
     world.deliver_all()
     assert not prefill.live and len(asks(world.named("d0"), Reserve)) == 1
     world.perform(world.state.handle_worker("p0-1", PairReady(decode="d0-1"), world.now))
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_a_decode_worker_that_does_not_know_the_prefill_worker_yet_is_told_of_it() -> None:
+    world = World()
+    world.generate()
+    [generation] = [a.generation for a in world.state._attempts.at("d0-1")]
+    world.to_worker["d0-1"].clear()
+    no = Refused(generation=generation, code="pair_closed", reason="who is p0-1?")
+    world.perform(world.state.handle_worker("d0-1", no, world.now))
+    told = [type(message) for message in world.to_worker["d0-1"]]
+    assert told == [Peers, Reserve]
     assert_idle(world)
     assert outcome(world) == "length"
 

@@ -78,7 +78,7 @@ function showWorkers(figures) {
     const told = "blocks_free" in worker.values;
     const used = told ? worker.num_blocks - of("blocks_free") - lost : 0;
     const blocks = meter([["", used], ["cached", cached], ["lost", lost]], worker.num_blocks,
-      `${used} of ${worker.num_blocks}` + (cached ? `, ${cached} cached` : "") + (lost ? `, ${lost} lost` : ""));
+      `${used} of ${worker.num_blocks}` + (cached ? `, ${cached} cached` : "") + (lost ? `, ${lost} quarantined` : ""));
     const busy = (total, free) => told ? total - of(free) : 0;
     const slots = busy(worker.num_slots, "slots_free");
     const receiving = busy(worker.num_receive_slots, "receive_slots_free");
@@ -86,7 +86,8 @@ function showWorkers(figures) {
       .map((pair) => pair.find((name) => name !== worker.name)).sort();
     row.dataset.worker = worker.name;
     cells(row, [
-      worker.name, worker.role, worker.pid, blocks,
+      worker.name, worker.draining ? html("span", "", `${worker.role} `, badge("draining")) : worker.role,
+      worker.pid, blocks,
       meter([["", slots]], worker.num_slots, `${slots} of ${worker.num_slots}`),
       worker.num_receive_slots ? meter([["", receiving]], worker.num_receive_slots, `${receiving} of ${worker.num_receive_slots}`) : "",
       worker.live, peers.join(", ") || "nobody",
@@ -107,7 +108,8 @@ function showLive(figures) {
     row.dataset.request = request.request_id;
     row.classList.toggle("chosen", chosen === request.number);
     cells(row, [
-      requestCell(row, request.number, request.request_id), badge(request.stage),
+      requestCell(row, request.number, request.request_id),
+      request.attempts > 1 ? html("span", "", badge(request.stage), ` attempt ${request.attempts}`) : badge(request.stage),
       request.prefill, request.decode, request.prompt_tokens,
       meter([["", request.outputs]], request.max_tokens, `${request.outputs} of ${request.max_tokens}`),
       depthCells(request.exit_depths.slice(-12), figures.num_loops),
@@ -150,7 +152,9 @@ function showTiles(figures) {
     tile("tokens/s", rate.toFixed(rate < 10 ? 1 : 0)),
     tile("tokens", of("output_tokens")), tile("ended well", of("ended.stop") + of("ended.length")),
     tile("cancelled", of("ended.cancelled")), tile("failed", failed, failed > 0),
-    tile("refused", sum("rejected."), false), tile("late", of("late_messages")),
+    tile("refused", sum("rejected."), false), tile("retried", of("retries")),
+    tile("replayed", of("replays")), tile("expelled", of("expelled")),
+    tile("late", of("late_messages")),
   );
 }
 
