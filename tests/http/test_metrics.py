@@ -262,6 +262,7 @@ def full_world() -> Metrics:
     """Every family has at least one sample."""
     world, metrics = watched_world()
     world.state.counters["refused.closed"] += 1
+    world.state.counters["retries.worker_lost"] += 1
     beat = world.named("d0").heartbeat()
     beat.statistics.update({f.source: 0.0 for f in (*WORKER_GAUGES, *WORKER_COUNTERS)})
     world.perform(world.state.handle_worker("d0-1", beat, world.now))
