@@ -10,7 +10,7 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from ..runtime.errors import ServiceUnreachable, WorkerError
+from ..runtime.errors import ServiceError, ServiceUnreachable, WorkerError
 from ..runtime.types import Generation
 from .channel import DealerChannel
 from .config import EXIT_RESTART
@@ -161,7 +161,8 @@ class CoordinatorLink:
                     self._heartbeat_s = None
                     self._beat()
             case RegisterRefused():
-                self._fail(WorkerError(f"the coordinator refused this worker: {message.reason}"))
+                why = f"the coordinator refused this worker: {message.reason}"
+                self._fail(ServiceError(why) if self._epoch is None else WorkerError(why))
             case Shutdown():
                 self.end(EXIT_RESTART if message.restart else 0)
             case Peers():

@@ -30,6 +30,7 @@ from rlt.connector.messages import (
     Refused,
     Register,
     RegisterAgain,
+    RegisterRefused,
     Reserve,
     Reserved,
     Shutdown,
@@ -153,6 +154,20 @@ def test_a_worker_serves_another_coordinator_and_forgets_what_the_first_one_gave
         d.hears(GenerationReleased)
         beat = d.hears(Heartbeat)
         assert beat.live == () and beat.statistics["blocks_free"] == 64
+
+
+def test_who_is_refused_at_the_start_cannot_start_and_who_is_expelled_later_failed(
+    folder: Path,
+) -> None:
+    """The difference decides whether its supervisor starts it again."""
+    for welcomed, code in ((False, 2), (True, 1)):
+        with lone_worker("prefill", folder) as p:
+            if welcomed:
+                p.welcome()
+            else:
+                p.hears(Register)
+            p.say(RegisterRefused(reason="its weights differ"))
+            assert p.exit_code() == code
 
 
 def test_a_worker_that_is_terminated_drains_until_it_is_told_to_end(folder: Path) -> None:
