@@ -22,7 +22,7 @@ from .plans import (
     SchedulerOutput,
 )
 from .progress import Progress
-from .replay import TIE
+from .replay import TIES
 from .request import Phase, Request, Role
 from .request_book import RequestBook, Slots
 from .types import Generation, KVGeometry, Stamp, TokenRange
@@ -219,7 +219,7 @@ class PassResults:
         """The client has this output already: it must come out again, and is not told."""
         if sampled.token == expected:
             return
-        if sampled.gap is not None and sampled.gap < TIE:
+        if sampled.gap is not None and sampled.gap < TIES[self._geometry.dtype]:
             self._counters.replay_ties += 1
             return
         message = (

@@ -6,9 +6,10 @@ Plans no pass, and never shares what it speaks of: a replayed position is a gene
 
 from collections.abc import Iterator
 
-from .types import EngineRequest, ModelDescription, TokenRange
+from .types import Dtype, EngineRequest, ModelDescription, TokenRange
 
-TIE = 1e-4  # a delivered token that misses by less than this may be rounding: it stands
+TIE = 1e-4  # what rounding may move in float32: nearer than this, either token may come out
+TIES: dict[Dtype, float] = {"float32": TIE, "bfloat16": 0.1}  # bfloat16 keeps 8 bits of a logit
 
 
 def replay_fault(request: EngineRequest, model: ModelDescription) -> str | None:
