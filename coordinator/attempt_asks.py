@@ -43,6 +43,9 @@ class OpenAsks:
     def answered(self, kind: AskKind, attempt: Attempt) -> None:
         self._book.answered((kind, attempt))
 
+    def is_open(self, kind: AskKind, attempt: Attempt) -> bool:
+        return (kind, attempt) in self._book
+
     def drop(self, attempt: Attempt) -> None:
         """Nobody waits for any answer about this attempt."""
         for kind in AskKind:

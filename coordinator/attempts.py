@@ -20,6 +20,7 @@ from .effects import Effect
 from .request import Request
 from .router import Need, Pair
 
+RESERVES_AT_ONE = 5  # so often a worker may say "not now" before others are looked at
 RESENDS_AFTER_RELEASE = 3  # D has let go although output is missing: so often it is asked again
 
 
@@ -28,6 +29,7 @@ class AttemptOwner(Protocol):
 
     def attempt_failed(self, attempt: Attempt, code: str, error: str) -> None: ...
     def attempt_refused(self, attempt: Attempt, leg: Leg, code: str, reason: str) -> None: ...
+    def attempt_must_wait(self, attempt: Attempt) -> None: ...
     def attempt_output(self, attempt: Attempt, row: OutputRow) -> None: ...
 
 
@@ -158,12 +160,16 @@ class Attempts:
     def repeat(self, mono_s: float) -> None:
         """Ask again what has not been answered in time."""
         for kind, attempt, tries in self._asks.due(mono_s):
+            if not self._asks.is_open(kind, attempt):  # one before it has ended the attempt
+                continue
             given_up = attempt.decode.released and tries > RESENDS_AFTER_RELEASE
             if kind is AskKind.RESEND and given_up:
                 error = "the decode worker let go before all of its output had arrived"
                 self._owner.attempt_failed(attempt, "worker_lost", error)
-            else:
-                self._asks.send(kind, attempt)
+                continue
+            self._asks.send(kind, attempt)
+            if kind is AskKind.RESERVE and attempt.must_wait and tries >= RESERVES_AT_ONE:
+                self._owner.attempt_must_wait(attempt)
 
     def _wake_waiting(self, worker: str) -> None:
         for attempt in list(self._at.get(worker, {}).values()):

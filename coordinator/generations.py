@@ -7,6 +7,7 @@ starts from the wall clock's minutes and is lifted above every one that a worker
 from ..runtime.types import Generation
 
 COUNTER_BITS = 40
+MAX_EPOCH = (1 << 23) - 2  # so that one above it still fits into a signed 64-bit number
 _FIRST_MINUTE_S = 1_767_225_600  # 2026-01-01 UTC; 23 bits of minutes last 16 years
 
 

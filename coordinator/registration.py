@@ -7,6 +7,7 @@ everybody's: it is refused before it is anybody's.
 from ..connector.geometry import check_pool
 from ..connector.messages import Register
 from ..runtime.errors import ProtocolError
+from .generations import MAX_EPOCH, epoch_of
 
 
 def registration_fault(message: Register) -> str | None:
@@ -15,6 +16,9 @@ def registration_fault(message: Register) -> str | None:
         check_pool(message.pool)
     except ProtocolError as error:
         return str(error)
+    epochs = [message.highest_epoch, *map(epoch_of, message.live)]
+    if not all(0 <= epoch <= MAX_EPOCH for epoch in epochs):
+        return f"it has seen an epoch that cannot be: {max(epochs)}"
     model, limits, pool = message.model, message.limits, message.pool
     if not (
         1 <= limits.num_blocks <= pool.num_blocks

@@ -284,6 +284,15 @@ class CoordinatorState:
             leg = attempt.decode
         self._dispatcher.put_back(request, leg.worker, code, reason)
 
+    def attempt_must_wait(self, attempt: Attempt) -> None:
+        """Its decode worker has had no place for long: others may."""
+        decodes = {pair.decode for pair in self._registry.open_pairs()}
+        if decodes - {attempt.decode.worker}:
+            self.counters["reservations_moved"] += 1
+            attempt.request.failed_at[attempt.decode.worker] += 1
+            self._attempts.cancel(attempt, self._now.mono_s)
+            self._dispatcher.again(attempt.request)
+
     def attempt_output(self, attempt: Attempt, row: OutputRow) -> None:
         self._desk.deliver(attempt.request, row, self._now)
 

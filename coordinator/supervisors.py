@@ -16,6 +16,7 @@ from .remembered import Remembered
 logger = logging.getLogger(__name__)
 
 SILENT_S = 10.0  # they speak every second
+LONGEST_S = 30.0  # between two asks to expel the same one
 MAX_SUPERVISORS = 4096
 MAX_CHILDREN = 4096  # of one supervisor
 MAX_DEAD = 16384
@@ -34,7 +35,7 @@ class Supervisors:
         self._counters = counters
         self._known: dict[str, _Supervisor] = {}
         self._dead = Remembered(MAX_DEAD)
-        self._expels: AskBook[str] = AskBook()
+        self._expels: AskBook[str] = AskBook(longest_s=LONGEST_S)
 
     def heard(self, identity: str, message: Supervise, mono_s: float) -> tuple[str, ...]:
         """The incarnations that run there. A supervisor too many is counted and ignored."""

@@ -310,6 +310,22 @@ def test_must_wait_is_asked_again_as_soon_as_that_worker_lets_something_go() -> 
     assert outcome(world, "b") == "length"
 
 
+def test_a_worker_that_makes_a_request_wait_for_long_loses_it_to_another() -> None:
+    world = World(decode=2, heartbeat_timeout_s=100.0)
+    world.named("d0").num_blocks = 0  # nothing of that shows in the credits
+    world.named("d0").refuses_never = True
+    world.generate("a", max_tokens=3)
+    world.deliver_all()
+    assert [a.must_wait for a in world.state._attempts.at("d0-1")] == [True]
+    for _ in range(12):
+        world.pass_time(1.0)
+        world.deliver_all()
+    assert not world.state._attempts.at("d0-1") and world.named("d1").live
+    assert world.state.counters["reservations_moved"] == 1
+    assert_idle(world)
+    assert outcome(world, "a") == "length" and not world.state.counters["retries"]
+
+
 def test_a_closed_pair_is_not_asked_again_until_it_is_ready_again() -> None:
     world = World()
     prefill = world.named("p0")

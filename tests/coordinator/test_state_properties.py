@@ -131,7 +131,9 @@ def _act(world: World, action: tuple[object, ...], lives: list[int]) -> None:
             lives[0] += 1
             if len(world.workers) < 6:
                 name = f"{role[0]}{lives[0] % 3}"
-                world.add(ScriptedWorker(name, role, num_blocks=blocks, life=10 + lives[0]))
+                dull = lives[0] % 2 == 0
+                worker = ScriptedWorker(name, role, blocks, life=10 + lives[0], dull=dull)
+                world.add(worker)
         case ("full", int(pick)):
             if (worker := _pick(world, pick)) is not None:
                 worker.num_blocks = max(4, worker.num_blocks // 2)

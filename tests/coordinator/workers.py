@@ -100,6 +100,7 @@ class ScriptedWorker:
     geometry: KVGeometry = GEOMETRY
     life: int = 1
     refuses_pairs: bool = False
+    refuses_never: bool = False  # what does not fit has to wait
     burst: int = 1  # tokens of one step
     says: tuple[int, ...] | None = None  # what every request gets instead of expected_tokens()
     ended: bool = False  # it was refused: a real one exits
@@ -247,7 +248,7 @@ class ScriptedWorker:
                 return MustWait(generation=generation, reason="draining")
             used = sum(self.geometry.blocks(r.request.capacity_tokens) for r in self.live.values())
             need = self.geometry.blocks(ask.request.capacity_tokens)
-            if need > self.num_blocks:
+            if need > self.num_blocks and not self.refuses_never:
                 self.closed.add(generation)
                 return Refused(generation=generation, code="too_long", reason="pool too small")
             if used + need > self.num_blocks:
