@@ -171,9 +171,14 @@ def faulty(
     engine: dict[str, Any] | None = None,
     coordinator: dict[str, Any] | None = None,
     worker: dict[str, Any] | None = None,
+    most_s: float | None = None,
+    hosts: dict[str, tuple[str, ...]] | None = None,
+    listen_at: dict[str, str] | None = None,
 ) -> Iterator[Faults]:
     """A service whose pairs are all ready. transport: UCX_TLS, None for UCX's own choice. The other
-    dicts are fields of the configs; canaries are on unless `engine` says otherwise."""
+    dicts are fields of the configs; canaries are on unless `engine` says otherwise. most_s, hosts:
+    see team.py. listen_at: by decode worker, a TCP address where prefill workers dial it directly,
+    without the relay."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlt-f"))
         real, listen = f"ipc://{folder}/c.sock", f"ipc://{folder}/r.sock"
@@ -190,7 +195,7 @@ def faulty(
                 role=name.partition("-")[0],  # type: ignore[arg-type]
                 worker=name,
                 coordinator=listen,
-                listen=f"ipc://{folder}/{name}.sock",
+                listen=(listen_at or {}).get(name, f"ipc://{folder}/{name}.sock"),
                 engine=EngineConfig(**{**ENGINE, "canary": True, **(engine or {})}),
                 **{**TRANSFERS, **(worker or {})},
             )
@@ -203,6 +208,8 @@ def faulty(
             "workers": workers,
             "supervised_at": listen,
             "scripts": folder,
+            "most_s": most_s,
+            "hosts": hosts or {},
         }
         program = str(Path(__file__).parent / "team.py")
         text = msgspec.json.encode(team).decode()

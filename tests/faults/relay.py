@@ -2,7 +2,8 @@
 
 Workers and supervisors dial the relay, which dials the coordinator once for each of them under the
 same identity. It rewrites what a decode worker says about where it listens, so that prefill workers
-dial the relay too. Everything goes through unchanged and in order unless a rule says otherwise.
+dial the relay too, unless that is a TCP address. Everything goes through unchanged and in order
+unless a rule says otherwise.
 """
 
 import threading
@@ -221,9 +222,9 @@ class Relay:
     def _rewritten(self, frame: bytes) -> bytes:
         try:
             message = msgspec.msgpack.decode(frame)
-            if message["type"] != "register" or not message["peer_endpoint"]:
+            if message["type"] != "register" or not message["peer_endpoint"].startswith("ipc:"):
                 return frame
-        except (msgspec.MsgspecError, KeyError, TypeError):
+        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
             return frame
         listen = f"ipc://{self._folder}/relay-{message['worker']}.sock"
         target = message["peer_endpoint"]

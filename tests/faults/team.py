@@ -12,18 +12,24 @@ import msgspec
 
 from rlt.connector.config import WorkerConfig
 from rlt.coordinator.config import CoordinatorConfig
+from rlt.launch.children import ChildSpec
 from rlt.launch.console import Console
 from rlt.launch.processes import coordinator_process, worker_process
+from rlt.launch.restart import RestartPolicy
 from rlt.launch.supervisor import Supervisor
 
 
 class Team(msgspec.Struct, frozen=True):
-    """supervised_at: where the supervisor dials. scripts: folder of the workers' scripts, logs."""
+    """supervised_at: where the supervisor dials. scripts: folder of the workers' scripts, logs.
+    most_s: the longest wait before anybody is started again, however often it has ended; None: as
+    the product does. hosts: by worker, the command that runs a command on its host."""
 
     coordinator: CoordinatorConfig
     workers: list[WorkerConfig]
     supervised_at: str
     scripts: str
+    most_s: float | None = None
+    hosts: dict[str, tuple[str, ...]] = {}
 
 
 def main(text: str) -> int:
@@ -33,14 +39,21 @@ def main(text: str) -> int:
     for config in team.workers:
         spec = worker_process(config)
         files = [f"{team.scripts}/{config.worker}.{kind}" for kind in ("script", "log")]
-        command = (sys.executable, "-P", str(program), spec.command[-1], *files)
-        workers.append(dataclasses.replace(spec, command=command))
+        host = team.hosts.get(config.worker, ())
+        command = (*host, sys.executable, "-P", str(program), spec.command[-1], *files)
+        workers.append(_restarted(dataclasses.replace(spec, command=command), team.most_s))
     return Supervisor(
-        coordinator_process(team.coordinator),
+        _restarted(coordinator_process(team.coordinator), team.most_s),
         workers,
         console=Console("launcher"),
         coordinator=team.supervised_at,
     ).run()
+
+
+def _restarted(spec: ChildSpec, most_s: float | None) -> ChildSpec:
+    if most_s is None:
+        return spec
+    return dataclasses.replace(spec, policy=RestartPolicy(most_s=most_s))
 
 
 if __name__ == "__main__":

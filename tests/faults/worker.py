@@ -2,7 +2,7 @@
 
 All holds live here, in a transport around the product's and in front of its compute thread; the
 worker itself is the product's. SCRIPT is a file of orders, looked at again whenever it changes; LOG
-gets a line for every WRITE and notification, so that a test can wait for one.
+gets a line for every WRITE, notification and held pass, so that a test can wait for one.
 """
 
 import itertools
@@ -202,6 +202,8 @@ def scripted_passes(executor: ThreadExecutor, script: Script) -> None:
         order = script.order("compute", None, None, plan.stage.value)
         if order is not None and order.do == "delay":
             time.sleep(order.delay_s)
+        if order is not None and order.do == "hold":
+            script.note("held", None, None)
         while order is not None and order.do == "hold":
             time.sleep(LOOK_S)
             if script.look():

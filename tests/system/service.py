@@ -84,6 +84,9 @@ class Service:
         held = {name: statistics[name] for name in COORDINATOR_HOLDS}
         for worker in statistics["workers"]:
             values = worker["values"]
+            if not values:  # it has not beaten yet
+                held[f"{worker['worker']} silent"] = 1
+                continue
             held |= {
                 f"{worker['worker']} {name}": values[name]
                 for name in WORKER_HOLDS
