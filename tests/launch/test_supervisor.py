@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .script import (
     COUNT,
+    END_ON_TERM,
     FOREVER,
     IGNORE_TERM,
     SAY_READY,
@@ -98,7 +99,10 @@ def test_a_childs_own_children_end_with_it(tmp_path: Path) -> None:
 
 
 def _pid(process: subprocess.Popen[str], name: str) -> int:
-    line = wait_line(process, f"started {name}")
+    return _pid_in(wait_line(process, f"started {name}"))
+
+
+def _pid_in(line: str) -> int:
     return int(line.split("process ")[1].rstrip(")\n"))
 
 
@@ -121,12 +125,11 @@ def test_a_worker_that_is_killed_is_started_again_and_the_others_go_on(tmp_path:
 
 
 def test_a_worker_that_ends_with_0_stays_down(tmp_path: Path) -> None:
-    with supervised({"main": SERVE, "a": WAIT, "b": WAIT}, tmp_path) as process:
+    hears = END_ON_TERM + "print('a hears signals', flush=True)\n" + FOREVER
+    with supervised({"main": SERVE, "a": hears, "b": WAIT}, tmp_path) as process:
         ended = _pid(process, "a")
         wait_line(process, "READY")
-        wait_line(process, "up")
-        wait_line(process, "up")
-        wait_line(process, "up")
+        wait_line(process, "a hears signals")
         os.kill(ended, signal.SIGTERM)
         wait_line(process, "a stopped (exit code 0) and stays down")
         process.send_signal(signal.SIGTERM)
@@ -175,13 +178,15 @@ def test_a_main_child_that_fails_again_and_again_ends_everything_with_1(tmp_path
 
 def test_a_restart_storm_of_workers_stops_when_the_service_does(tmp_path: Path) -> None:
     (tmp_path / "starts").mkdir()
-    fails = COUNT + "import time\nif count > 3: os._exit(1)\n" + WAIT
-    workers = dict.fromkeys("abc", fails)
+    counted = "if count > 3: os._exit(1)\nprint('counted', flush=True)\n"
+    workers = dict.fromkeys("abc", COUNT + counted + WAIT)
     with supervised({"main": SERVE, **workers}, tmp_path) as process:
-        pids = [_pid(process, name) for name in workers]
         wait_line(process, "READY")
-        for pid in pids:
-            _kill(pid)
+        lines: list[str] = []
+        while sum("counted" in line for line in lines) < 3:
+            lines.append(wait_line(process, ""))
+        for name in workers:
+            _kill(next(_pid_in(line) for line in lines if f"started {name}" in line))
         for _ in range(9):
             wait_line(process, "it is started again")
         process.send_signal(signal.SIGTERM)
