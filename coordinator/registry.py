@@ -60,6 +60,7 @@ class Registry:
         self._pairs: dict[Pair, None] = {}
         self._refused: dict[Pair, str] = {}  # pairs that will never be ready, and why
         self._removed = Remembered(MAX_REMOVED)
+        self._draining: set[str] = set()
         self._early: dict[Pair, None] = {}  # said to be ready before their decode worker came
         self.changes = 0  # moves with every change of membership or of the ready pairs
 
@@ -116,10 +117,12 @@ class Registry:
     def drain(self, worker: Worker, mono_s: float) -> None:
         """Nothing new goes there from now on."""
         worker.draining_since_s = mono_s
+        self._draining.add(worker.incarnation)
         self.changes += 1
 
     def remove(self, incarnation: str) -> None:
         del self._workers[incarnation]
+        self._draining.discard(incarnation)
         self.bar(incarnation)
         for pairs in (self._pairs, self._refused, self._early):
             for pair in [p for p in pairs if incarnation in (p.prefill, p.decode)]:
@@ -199,10 +202,9 @@ class Registry:
 
     def open_pairs(self) -> tuple[Pair, ...]:
         """Those that may be given something new."""
-        draining = {w.incarnation for w in self._workers.values() if w.draining_since_s is not None}
-        if not draining:
+        if not self._draining:
             return tuple(self._pairs)
-        return tuple(p for p in self._pairs if draining.isdisjoint((p.prefill, p.decode)))
+        return tuple(p for p in self._pairs if self._draining.isdisjoint((p.prefill, p.decode)))
 
     def paired_with(self, incarnation: str) -> tuple[str, ...]:
         """Names of the workers to which this one has a ready pair."""
