@@ -5,6 +5,7 @@ all the time, as a worker does, and answers one call after the other. Fork it be
 made in the parent: UCX does not survive a fork.
 """
 
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -32,10 +33,12 @@ SHAPE = KVGeometry(
     block_size=16,
     dtype="bfloat16",
 )
+PR_SET_PDEATHSIG = 1
 BLOCK = SHAPE.block_bytes  # 2 MiB
 PATTERN = 0x5A
 VICTIM_BLOCKS = 64  # of a receiver's pool; behind them those that the bystander writes
 OWN_BLOCKS = 8
+TRACE_S = 0.01
 TRACE = struct.Struct("<QQ")  # what the bystander says with each WRITE: number, block
 
 
@@ -58,6 +61,7 @@ class Worker:
         self.bystander_of: str | None = None
         self.number = 0
         self.under_way: Any = None
+        self.next_trace_s = 0.0
         self.posting: list[Write] = []
 
     # what the driver may call
@@ -134,7 +138,12 @@ class Worker:
         posting, self.posting = self.posting, []
         for write in posting:
             self.transport.write(write)
-        if self.bystander_of is not None and self.under_way is None:
+        if (
+            self.bystander_of is not None
+            and self.under_way is None
+            and time.monotonic() > self.next_trace_s
+        ):
+            self.next_trace_s = time.monotonic() + TRACE_S
             self._post_trace(self.bystander_of)
         for one in self.transport.poll_finished():
             if one.ticket == self.under_way:
@@ -179,6 +188,7 @@ class Peer:
         if self.pid == 0:
             code = 1
             try:
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 before()
                 torch.set_num_threads(1)
                 Worker(name, blocks, fill).run(theirs)

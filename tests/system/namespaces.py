@@ -71,9 +71,15 @@ class Link:
     def slow(self, megabytes_per_s: float) -> None:
         """In both directions."""
         rate = f"{int(megabytes_per_s * 8e6)}bit"
+        self._queue(f"tbf rate {rate} burst 64kb latency 50ms")
+
+    def fast(self) -> None:
+        self._queue("noqueue")
+
+    def _queue(self, discipline: str) -> None:
         for namespace, device in self.ends:
-            shape = f"qdisc replace dev {device} root tbf rate {rate} burst 64kb latency 50ms"
-            _run(["tc", "-n", namespace, *shape.split()])
+            command = f"qdisc replace dev {device} root {discipline}"
+            _run(["tc", "-n", namespace, *command.split()])
 
 
 @dataclass(frozen=True)
