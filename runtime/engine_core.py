@@ -16,6 +16,7 @@ from .replay import replay_fault
 from .request import Role
 from .scheduler import Scheduler
 from .types import EngineRequest, Generation, TokenRange
+from .validate import engine_request_fault
 
 
 class EngineCore:
@@ -55,15 +56,15 @@ class EngineCore:
 
     def add_local(self, request: EngineRequest) -> None:
         """Queue a request that is computed and decoded here. Raises TooLong or Overloaded, and
-        ProtocolError where what it says was delivered cannot have been."""
-        self._refuse_bad_replay(request)
+        ProtocolError where it is none that an honest coordinator can have made."""
+        self._refuse_nonsense(request)
         self._scheduler.add(request, Role.LOCAL)
 
     def add_prefill(self, request: EngineRequest) -> None:
         """P: queue a prompt that will be sent; nothing more if it is live. Raises as add_local."""
         if self._connector is None:
             raise ProtocolError("this engine has no connector to send a prompt with")
-        self._refuse_bad_replay(request)
+        self._refuse_nonsense(request)
         if request.generation not in self._scheduler.live():
             self._scheduler.add(request, Role.PREFILL)
 
@@ -71,13 +72,16 @@ class EngineCore:
         """D: blocks for prompt and output, and a receive slot. The same answer if asked again."""
         if self._connector is None:
             raise ProtocolError("this engine has no connector to receive a prompt with")
-        if (fault := replay_fault(request, self._model)) is not None:
+        if (fault := self._fault(request)) is not None:
             return Refuse(ProtocolError.code, fault)
         return self._scheduler.reserve(request)
 
-    def _refuse_bad_replay(self, request: EngineRequest) -> None:
-        if (fault := replay_fault(request, self._model)) is not None:
+    def _refuse_nonsense(self, request: EngineRequest) -> None:
+        if (fault := self._fault(request)) is not None:
             raise ProtocolError(fault)
+
+    def _fault(self, request: EngineRequest) -> str | None:
+        return engine_request_fault(request, self._model) or replay_fault(request, self._model)
 
     def cancel(self, generation: Generation) -> bool:
         """Nothing more is produced for it; Released follows once. False: not live, nothing done."""

@@ -24,6 +24,7 @@ from .types import (
 
 DEFAULT_MIN_LOOPS = 2
 MAX_LOGPROBS = 20
+MAX_GENERATION = 2**63 - 1
 MAX_PRIORITY = 1_000_000
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 16
@@ -60,6 +61,29 @@ def resolve_request(
     if request.deadline_s is not None:
         _number("deadline_s", request.deadline_s, 0.0, None)
     return resolved
+
+
+def engine_request_fault(request: EngineRequest, model: ModelDescription) -> str | None:
+    """What in a resolved request no coordinator can have resolved, or None. Whether it is too long
+    is for the engine's own pool to say."""
+    exit, traced = request.exit, request.exit.mode == "trace"
+    asked = ExitParams(
+        exit_mode=exit.mode,
+        trace=exit.trace if traced or exit.trace else None,
+        exit_threshold=exit.threshold,
+        min_loops=exit.min_loops,
+        max_loops=exit.max_loops,
+    )
+    try:
+        _whole("generation", request.generation, 0, MAX_GENERATION)
+        _checked_prompt(request.prompt, model)
+        _whole("sampling.seed", request.sampling.seed, 0, MAX_SEED)
+        _checked_sampling(request.sampling, 0, model)
+        _resolved_exit(asked, model, request.sampling.max_tokens)
+        _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    except InvalidRequest as error:
+        return f"generation {request.generation}: {error}"
+    return None
 
 
 def _checked_prompt(prompt: Sequence[int], model: ModelDescription) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def test_without_refill_a_cohorts_coda_waits_for_its_last_member(
     core = local_core(executor, chunk_tokens=8, refill=refill, max_in_flight=max_in_flight)
     traces = ((4, 1, 1, 1), (4, 3, 2, 1), (4, 2, 4, 4))
     for generation, trace in enumerate(traces, start=1):
-        core.add_local(engine_request(generation, (1, 2), mode="trace", trace=trace))
+        core.add_local(engine_request(generation, (1, 2), mode="trace", trace=trace, min_loops=1))
     ended = outcomes(drain(core))
     assert [tuple(ended[Generation(g)].depths) for g in (1, 2, 3)] == list(traces)
     codas = [len(plan.coda) for plan in executor.plans if plan.coda]

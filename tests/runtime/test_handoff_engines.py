@@ -127,7 +127,7 @@ def test_reserve_says_wait_when_full_and_refuses_what_can_never_fit(pair: Pair) 
 
 def test_p_takes_blocks_for_the_prompt_alone(pair: Pair) -> None:
     with pytest.raises(TooLong):
-        pair.prefill.core.add_prefill(engine_request(2, range(1, 30)))
+        pair.prefill.core.add_prefill(engine_request(2, [1] * 29))
     pair.prefill.core.add_prefill(engine_request(1, (1, 2, 3), max_tokens=60))
     pair.prefill.core.add_prefill(engine_request(1, (1, 2, 3), max_tokens=60))
     pair.prefill.step()
