@@ -264,6 +264,7 @@ class CoordinatorService:
         await stop_workers(
             self.state.workers(role),
             self._send_worker,
+            reaped=self.state.is_reaped,
             local=self.worker_endpoint.startswith("ipc://"),
             bound_s=self._config.stop_s,
         )

@@ -372,6 +372,10 @@ class CoordinatorState:
     def workers(self, role: Role) -> tuple[Worker, ...]:
         return tuple(w for w in self._registry.workers() if w.role == role)
 
+    def is_reaped(self, incarnation: str) -> bool:
+        """Whether its supervisor has said so."""
+        return self._supervisors.is_dead(incarnation)
+
     def _service_info(self) -> ServiceInfo:
         return ServiceInfo(
             protocol_version=PROTOCOL_VERSION,

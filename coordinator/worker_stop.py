@@ -1,7 +1,8 @@
 """Tells workers to stop and waits until they have: prefill workers first, then decode workers.
 
-Writers end before those whose memory they write. Nobody says that a worker has gone, so each is
-told again and again until its connection is closed and, where that shows, its process is gone.
+Writers end before those whose memory they write. Who has no supervisor has nobody to say that it is
+gone, so each is told again and again until it is known to be reaped, or its connection is closed
+and, where that shows, its process is gone.
 """
 
 import asyncio
@@ -23,17 +24,18 @@ async def stop_workers(
     workers: Iterable[Worker],
     send: Callable[[str, Shutdown], SendResult],
     *,
+    reaped: Callable[[str], bool],
     local: bool,
     bound_s: float,
 ) -> None:
-    """local: their processes are of this machine, so that it can be seen whether they live."""
+    """reaped: whether a supervisor has said so of an incarnation. local: their processes are of
+    this machine, so that it can be seen whether they live."""
     waiting = {worker.incarnation: worker for worker in workers}
     end_s = time.monotonic() + bound_s
     while waiting:
         for incarnation, worker in list(waiting.items()):
-            if send(incarnation, Shutdown()) is SendResult.GONE and not (
-                local and _runs(worker.pid)
-            ):
+            closed = send(incarnation, Shutdown()) is SendResult.GONE
+            if reaped(incarnation) or (closed and not (local and _runs(worker.pid))):
                 del waiting[incarnation]
         if time.monotonic() > end_s:
             break
