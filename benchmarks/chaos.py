@@ -128,7 +128,7 @@ class Chaos:
 
     async def _roll(self, service: Service, load: Load) -> None:
         command = [sys.executable, "-P", "-m", "rlt.launch.ctl"]
-        command += ["--connect", service.address, "restart", "--all"]
+        command += ["restart", "--all", "--connect", service.address]
         loading = asyncio.Event()
         steady = asyncio.ensure_future(load.steady(self.options.rate, loading.is_set))
         await asyncio.sleep(3.0)
