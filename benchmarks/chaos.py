@@ -51,6 +51,7 @@ class Outcome:
     still_held: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     kills: int = 0
+    stop_s: float | None = None  # None: it did not stop in time
 
 
 class Chaos:
@@ -76,6 +77,7 @@ class Chaos:
                 statistics: Any = await client.stats()
                 outcome.workers = {w["worker"]: w for w in statistics.pop("workers")}
                 outcome.values = statistics
+            outcome.stop_s = await asyncio.to_thread(_stopped, services[0])
         return outcome, judge
 
     def _service(self) -> Any:
@@ -169,6 +171,19 @@ def _signal(service: Service, name: str, number: int) -> None:
     service.child(name).send_signal(number)
 
 
+def _stopped(service: Service) -> float | None:
+    """How long it took; the log is shown, and the service killed, if that is too long."""
+    began_s = time.monotonic()
+    try:
+        service.stop()
+    except subprocess.TimeoutExpired:
+        print("it does not stop:", *service.log[-100:], sep="\n", file=sys.stderr)
+        service.process.kill()
+        service.process.wait()
+        return None
+    return round(time.monotonic() - began_s, 1)
+
+
 def _name(process: psutil.Process) -> str:
     words = " ".join(process.cmdline())
     found = words.partition('"worker":"')[2].partition('"')[0]
@@ -205,6 +220,7 @@ def report(
         "untouched tokens/s": round(untouched / window_s, 1) if window_s else None,
         "first token p50/p99 s": [round(percentile(first, share), 3) for share in (0.5, 0.99)],
         "canary hits": hits,
+        "stopped within s": outcome.stop_s,
         "still held": outcome.still_held,
         "memory MB, early and last": _memory(outcome),
     }
@@ -212,7 +228,8 @@ def report(
     for record, verdict in zip(outcome.records, verdicts, strict=True):
         if verdict == "wrong" or (record.code in lost):
             print(f"{verdict}: {record.code} {record.error} {record}"[:1500], file=sys.stderr)
-    return figures, not any(faults) and not outcome.still_held
+    fine = not any(faults) and not outcome.still_held and outcome.stop_s is not None
+    return figures, fine
 
 
 def _memory(outcome: Outcome) -> dict[str, list[float]]:

@@ -116,6 +116,7 @@ def _fuzz(options: argparse.Namespace) -> int:
             os._exit(bool(findings.found))
 
     arguments = [sys.argv[0], f"-seed={options.seed}", f"-max_len={MAX_BYTES}", "-verbosity=0"]
+    arguments += [f"-artifact_prefix={options.findings}/", "-report_slow_units=600"]
     if options.corpus is not None:
         folder = options.corpus / options.target
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -192,6 +193,11 @@ class Relay:
                 rule.kept.append(sent)
             case "swap" if sent.route not in self._overtaken:
                 self._overtaken[sent.route] = (now_s + SWAP_S, sent)
+            case "spoil":
+                assert rule is not None and rule.bad is not None
+                for frame in rule.bad(sent):
+                    self._queue(replace(sent, frame=frame), now_s)
+                self._queue(sent, now_s)
             case action:
                 copies = rule.copies if rule and action == "copy" else 0
                 delay_s = rule.delay_s if rule and action == "delay" else 0.0

@@ -7,13 +7,13 @@ message's kind and direction, and how many of those came before: not on when it 
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-Action = Literal["drop", "hold", "copy", "delay", "swap"]
+Action = Literal["drop", "hold", "copy", "delay", "swap", "spoil"]
 To = Literal["coordinator", "worker", "decode", "prefill"]
 
 
@@ -42,7 +42,8 @@ class Rule:
 
     peer: how the dialling worker's incarnation begins. skip: so many pass first. count: so many are
     treated, then no more. hold keeps them until the relay is told to release; delay_s keeps their
-    order on the connection; swap lets one overtake it; copy sends it `copies` times more.
+    order on the connection; swap lets one overtake it; copy sends it `copies` times more; spoil
+    sends first what `bad` gives.
     """
 
     action: Action
@@ -54,6 +55,7 @@ class Rule:
     count: int | None = None
     delay_s: float = 0.0
     copies: int = 1
+    bad: Callable[[Letter], list[bytes]] | None = None
     matched: int = 0
     kept: deque[Letter] = field(default_factory=deque)
     seen: threading.Event = field(default_factory=threading.Event)
