@@ -21,7 +21,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     choice). max_inflight_bytes: bound on posted and unfinished WRITEs to one decode worker.
     transfer_timeout_s: deadline of one WRITE. reconnect_s: how long a worker whose coordinator is
     gone keeps dialling. max_quarantined: share of a decode worker's blocks, or of its receive
-    slots, above which it takes no more requests and asks to be started again.
+    slots, above which, after 5 s of it, it takes no more requests and asks to be started again.
     """
 
     role: Literal["prefill", "decode"]

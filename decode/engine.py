@@ -52,6 +52,8 @@ from .pairs import PairDesk
 
 logger = logging.getLogger(__name__)
 
+FENCING_S = 5.0  # a dead writer is reaped, and this worker told, well within this time
+
 
 class DecodeEngine:
     def __init__(self, parts: WorkerParts) -> None:
@@ -71,6 +73,7 @@ class DecodeEngine:
         self._ticker = parts.ticker(self._tick)
         self._wrong_role = 0
         self._unhealthy = False
+        self._too_much_since_s: float | None = None  # is quarantined
 
     async def run(self) -> int:
         """Serve until the coordinator says stop, or is silent for too long; the exit code."""
@@ -214,9 +217,14 @@ class DecodeEngine:
         return self._receiver.expecting() or self._connector.outstanding()
 
     def _mind_quarantine(self) -> None:
-        """Too much of it, and only a new process has all of its memory again."""
+        """Too much of it for too long, and only a new process has all of its memory again."""
         withdrawn = self._core.withdrawn_share() if self._receiver.quarantined_from() else 0.0
-        if not self._unhealthy and withdrawn > self._parts.config.max_quarantined:
+        now_s = self._parts.clock.now_s()
+        if withdrawn <= self._parts.config.max_quarantined:
+            self._too_much_since_s = None
+        elif self._too_much_since_s is None:
+            self._too_much_since_s = now_s
+        elif not self._unhealthy and now_s - self._too_much_since_s > FENCING_S:
             self._unhealthy = True
             logger.error("%.0f%% of this worker is quarantined: it has to go", withdrawn * 100)
             self.drain()

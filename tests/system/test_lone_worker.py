@@ -54,6 +54,7 @@ from .lone_worker import EPOCH, FIRST, lone_worker
 pytestmark = pytest.mark.system
 
 P, D = "prefill-0-aaaaaaaaaaaa", "decode-0-bbbbbbbbbbbb"
+OTHER = "prefill-1-bbbbbbbbbbbb"
 
 
 @pytest.fixture
@@ -71,8 +72,8 @@ def request(generation: Generation = FIRST, prompt: int = 40) -> EngineRequest:
     )
 
 
-def reserve(generation: Generation = FIRST, prompt: int = 40) -> Reserve:
-    return Reserve(generation=generation, request=request(generation, prompt), prefill=P)
+def reserve(generation: Generation = FIRST, prompt: int = 40, prefill: str = P) -> Reserve:
+    return Reserve(generation=generation, request=request(generation, prompt), prefill=prefill)
 
 
 def listing(version: int, *incarnations: str, role: str = "prefill", endpoint: str = "") -> Peers:
@@ -115,19 +116,20 @@ def test_a_decode_worker_with_too_much_quarantined_takes_nothing_more_and_goes(
 ) -> None:
     with lone_worker("decode", folder, max_quarantined=0.3) as d:
         d.welcome()
-        d.say(listing(1, P))
+        d.say(listing(1, P, OTHER))
         kept, lost = FIRST, Generation(FIRST + 1)
-        d.say(reserve(kept, 20))
+        d.say(reserve(kept, 20, OTHER))
         d.hears(Reserved)
-        d.say(Cancel(generation=kept))  # and its writer is not heard: it stays live
         d.say(reserve(lost, 80))
         d.hears(Reserved)
-        d.say(listing(2))
+        d.say(listing(2, OTHER))
+        beat = d.hears(Heartbeat, figure("blocks_quarantined", 24))
+        assert not beat.draining, "a dead writer is soon reaped, and then all comes back"
         beat = d.hears(Heartbeat, lambda beat: beat.draining)
         assert beat.statistics["blocks_quarantined"] > 0.3 * 64
-        d.say(listing(3, P))
-        d.say(reserve(Generation(FIRST + 2)))
+        d.say(reserve(Generation(FIRST + 2), prefill=OTHER))
         assert "quarantined" in d.hears(MustWait).reason
+        d.say(listing(3))
         assert d.exit_code() == EXIT_RESTART, "it ends when it holds nothing"
 
 
