@@ -135,16 +135,15 @@ def target_restarted(lab: Lab) -> Outcome:
     """The writer sleeps through the death of its target and the start of the next one."""
     writer, victim = hit_target(lab)
     writer.stop()
-    in_flight = 0 < victim.call("landed", 0, VICTIM_BLOCKS) < VICTIM_BLOCKS * peers.BLOCK
     victim.kill()
     heir = lab.start("victim", peers.PATTERN, VICTIM_BLOCKS)
     lab.pair(lab.writer(), heir)
     heir.call("refill", 0, VICTIM_BLOCKS)
     writer.wake()
     time.sleep(lab.polled_s)
-    outcome = Outcome(in_flight, heir.call("landed", 0, VICTIM_BLOCKS))
+    outcome = Outcome(False, heir.call("landed", 0, VICTIM_BLOCKS))
     with faults_of(writer, outcome):
-        lab.all_ended(writer, WRITES)
+        outcome.in_flight = any(error for _, error, _ in lab.all_ended(writer, WRITES))
         lab.pair(writer, heir)
         lab.warm(writer, heir)
     lab.fence(writer)

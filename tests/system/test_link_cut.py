@@ -26,7 +26,8 @@ SERVICE = ("--heartbeat-s", "0.2", "--heartbeat-timeout-s", "3")
 DECODE = ("d", "d2")
 SLOW = 0.1  # MB/s: a prompt of 300 tokens takes 6 s
 DEADLINE_S = 60.0
-HEALED_S = 40.0
+HEALED_S = 60.0
+LONG_CUT_S = 75.0
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +205,33 @@ def decoding(client: Client) -> Asked:
     while not asked.tokens["long answer"]:
         asked.hear(0.05)
     return asked
+
+
+@pytest.mark.soak
+def test_a_link_that_was_cut_until_every_connection_was_given_up_heals(
+    hosts: Cluster, expected: dict[str, list[int]]
+) -> None:
+    """UCX looks after its connections every 20 s."""
+    with hosts.client() as client:
+        links = [hosts.network.link("p", d) for d in DECODE]
+        for link in links:
+            link.slow(SLOW)
+        asked = Asked(client)
+        ask_long_prompt(asked)
+        eventually(lambda: hosts.workers(client)["p"]["handles_in_flight"] > 0, hosts.log)
+        name = chosen(hosts, client)
+        cut = hosts.network.link("p", name)
+        cut.cut()
+        for link in links:
+            link.fast()
+        asked.all_right(expected)
+        time.sleep(LONG_CUT_S)
+        assert hosts.workers(client)[name]["blocks_quarantined"] > 0, hosts.log()
+        cut.mend()
+        healed(hosts, client)
+        after = Asked(client)
+        ask_all(after)
+        after.all_right(expected)
 
 
 @pytest.mark.soak
