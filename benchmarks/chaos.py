@@ -5,10 +5,12 @@
     python -P benchmarks/chaos.py rolling
 
 kill: 2P2D under a steady load, SIGKILL (or SIGSTOP) of a random worker every so often; the
-supervisor starts it again. With --control the same load is run once more while the workers of a
-second, idle service are killed in the same way. churn: cancels, deadlines and kills over a pool of
-1.2 times the need. rolling: rlt-ctl restart --all under load. Every answer is compared with an
-undisturbed run. Exit code 1 if anything was lost or wrong, or is still held at the end.
+supervisor starts it again. With --control a second, idle service stands beside it, and every
+--segment minutes the kills change from one service to the other, so that the loaded one is seen
+beside the same restarts when they are its own and when they are not. churn: cancels, deadlines and
+kills over a pool of 1.2 times the need. rolling: rlt-ctl restart --all under load. Every answer is
+compared with an undisturbed run's. Exit code 1 if anything was lost, wrong, repeated or is still
+held at the end.
 """
 
 import argparse
@@ -45,12 +47,12 @@ class Outcome:
 
     records: list[Record] = field(default_factory=list)
     windows: list[tuple[float, float, str]] = field(default_factory=list)
+    control: list[tuple[float, float, str]] = field(default_factory=list)  # of the idle service
     memory: dict[str, list[int]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     still_held: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    kills: int = 0
     stop_s: float | None = None  # None: it did not stop in time
 
 
@@ -59,17 +61,17 @@ class Chaos:
         self.options = options
         self.items = catalogue(options.seed, 40, options.max_tokens)
 
-    async def run(self, *, control: bool = False) -> tuple[Outcome, Judge]:
+    async def run(self) -> tuple[Outcome, Judge]:
         options = self.options
         with ExitStack() as stack:
-            services = [stack.enter_context(self._service()) for _ in range(1 + control)]
+            services = [stack.enter_context(self._service()) for _ in range(1 + options.control)]
             async with AsyncClient(services[0].address, timeout_s=30.0) as client:
                 load = Load(client, self.items, options.seed)
                 judge = Judge(await load.all_once(), GOLDEN)
                 outcome = Outcome()
                 began_s = time.monotonic()
                 sampling = asyncio.ensure_future(self._sample(services[0], outcome))
-                await self._disturb(services[0], services[-1], load, outcome)
+                await self._disturb(services, load, outcome)
                 outcome.seconds = time.monotonic() - began_s
                 outcome.records = load.records
                 outcome.still_held = await self._rest(services[0])
@@ -87,27 +89,26 @@ class Chaos:
         arguments += ["--heartbeat-timeout-s", str(options.heartbeat_timeout)]
         return running(options.prefill, options.decode, *arguments, transport=options.transport)
 
-    async def _disturb(
-        self, service: Service, killed: Service, load: Load, outcome: Outcome
-    ) -> None:
+    async def _disturb(self, services: list[Service], load: Load, outcome: Outcome) -> None:
         options = self.options
-        end_s = time.monotonic() + 60.0 * options.minutes
+        end_s = time.monotonic() + 60.0 * options.minutes * len(services)
         match options.mode:
             case "kill":
                 killing = asyncio.ensure_future(
-                    self._kill(killed, outcome, options.every, lambda: time.monotonic() > end_s)
+                    self._kill(services, outcome, lambda: time.monotonic() > end_s)
                 )
                 await load.steady(options.rate, killing.done)
                 await killing
             case "churn":
                 over = lambda: len(load.records) >= options.count  # noqa: E731
-                killing = asyncio.ensure_future(self._kill(service, outcome, options.every, over))
+                killing = asyncio.ensure_future(self._kill(services, outcome, over))
                 await load.disturbed(options.at_once, over)
                 await killing
             case "rolling":
-                await self._roll(service, load)
+                await self._roll(services[0], load)
 
-    async def _kill(self, service: Service, outcome: Outcome, every_s: float, over: Any) -> None:
+    async def _kill(self, services: list[Service], outcome: Outcome, over: Any) -> None:
+        every_s, began_s = self.options.every, time.monotonic()
         draw = random.Random(self.options.seed)
         names = [f"prefill-{n}" for n in range(self.options.prefill)]
         names += [f"decode-{n}" for n in range(self.options.decode)]
@@ -117,15 +118,16 @@ class Chaos:
             await asyncio.sleep(min(0.2, max(0.0, next_s - time.monotonic())))
             if time.monotonic() < next_s:
                 continue
+            segment = int((next_s - began_s) / (60.0 * self.options.segment))
             next_s += every_s
-            name = draw.choice(names)
+            name, service = draw.choice(names), services[segment % len(services)]
             try:
                 await asyncio.to_thread(_signal, service, name, number)
             except (ValueError, psutil.NoSuchProcess):
                 continue  # it is being started again just now
             now_s = time.monotonic()
-            outcome.windows.append((now_s, now_s + min(WINDOW_S, every_s), name))
-            outcome.kills += 1
+            windows = outcome.windows if service is services[0] else outcome.control
+            windows.append((now_s, now_s + min(WINDOW_S, every_s), name))
         await asyncio.sleep(min(WINDOW_S, every_s))
 
     async def _roll(self, service: Service, load: Load) -> None:
@@ -190,19 +192,15 @@ def _name(process: psutil.Process) -> str:
     return found or ("coordinator" if "rlt.coordinator" in words else "other")
 
 
-def report(
-    outcome: Outcome, judge: Judge, options: argparse.Namespace
-) -> tuple[dict[str, Any], bool]:
+def report(outcome: Outcome, judge: Judge) -> tuple[dict[str, Any], bool]:
     """The figures, and whether all is well."""
     verdicts = [judge.judge(record) for record in outcome.records]
     counted = {name: verdicts.count(name) for name in ("right", "part", "tie", "wrong")}
     whole = [record for record in outcome.records if record.whole]
     first = [r.arrived[0][0] - r.began_s for r in whole if r.arrived]
     tokens = sum(len(record.tokens) for record in whole)
-    lost = codes(outcome.records)
-    if options.mode == "churn":
-        lost.pop("deadline_exceeded", None)  # asked for
-    untouched, window_s = tokens_within(outcome.records, outcome.windows)
+    lost = codes([record for record in outcome.records if not record.limited])
+    windows = {"after own kills": outcome.windows, "after the others'": outcome.control}
     hits = sum(w["values"].get("canary_hits", 0) for w in outcome.workers.values())
     figures = {
         "requests": len(outcome.records),
@@ -211,13 +209,13 @@ def report(
         "codes": dict(codes(outcome.records)),
         "lost": sum(lost.values()),
         "tokens repeated or out of order": sum(r.broken for r in outcome.records),
-        "kills": outcome.kills,
+        "kills": len(outcome.windows),
         "retries": outcome.values.get("retries", 0),
         "replays": outcome.values.get("replays", 0),
         "expelled": outcome.values.get("expelled", 0),
         "seconds": round(outcome.seconds, 1),
         "goodput tokens/s": round(tokens / outcome.seconds, 1),
-        "untouched tokens/s": round(untouched / window_s, 1) if window_s else None,
+        **{f"tokens/s {name}": tokens_within(whole, found) for name, found in windows.items()},
         "first token p50/p99 s": [round(percentile(first, share), 3) for share in (0.5, 0.99)],
         "canary hits": hits,
         "stopped within s": outcome.stop_s,
@@ -226,7 +224,7 @@ def report(
     }
     faults = figures["lost"], counted["wrong"], figures["tokens repeated or out of order"], hits
     for record, verdict in zip(outcome.records, verdicts, strict=True):
-        if verdict == "wrong" or (record.code in lost):
+        if verdict == "wrong" or (record.code and not record.limited):
             print(f"{verdict}: {record.code} {record.error} {record}"[:1500], file=sys.stderr)
     fine = not any(faults) and not outcome.still_held and outcome.stop_s is not None
     return figures, fine
@@ -253,7 +251,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="of kill")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two kills")
     parser.add_argument("--signal", choices=("kill", "stop"), default="kill")
-    parser.add_argument("--control", action="store_true", help="kill: compare with a control run")
+    parser.add_argument("--control", action="store_true", help="kill: beside an idle service")
+    parser.add_argument("--segment", type=float, default=2.0, help="minutes of kills in a row")
     parser.add_argument("--count", type=int, default=1000, help="churn: requests")
     parser.add_argument("--at-once", type=int, default=8, help="churn: requests at any time")
     parser.add_argument(
@@ -277,14 +276,8 @@ def main() -> int:
     print(f"to run it again: python -P benchmarks/chaos.py {again}", flush=True)
     chaos = Chaos(options)
     outcome, judge = asyncio.run(chaos.run())
-    figures, well = report(outcome, judge, options)
-    told = {"options": {k: str(v) for k, v in vars(options).items()}, "disturbed": figures}
-    if options.control:
-        control, same_judge = asyncio.run(chaos.run(control=True))
-        told["control"], fine = report(control, same_judge, options)
-        well = well and fine
-        ours, theirs = (told[k]["untouched tokens/s"] for k in ("disturbed", "control"))
-        told["untouched, of the control run's"] = round(ours / theirs, 3) if theirs else None
+    figures, well = report(outcome, judge)
+    told = {"options": {k: str(v) for k, v in vars(options).items()}, "figures": figures}
     text = json.dumps(told, indent=2)
     print(text)
     if options.json:

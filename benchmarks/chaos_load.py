@@ -18,6 +18,7 @@ from rlt.runtime.errors import RltError
 from rlt.runtime.interfaces import GenerateRequest
 from rlt.runtime.types import ExitParams, FinishReason, RequestId, SamplingParams
 
+SHORT_S = 5.0
 BLOCK = 16
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
 EXITS = (
@@ -83,6 +84,7 @@ class Record:
     error: str = ""
     broken: int = 0
     ended_s: float = 0.0
+    limited: bool = False  # its deadline was so short that it may have passed
 
     @property
     def answer(self) -> Answer:
@@ -109,7 +111,8 @@ class Load:
     ) -> Record:
         self._sent += 1
         name = f"chaos-{self._sent}"
-        record = Record(item, time.monotonic())
+        limited = deadline_s is not None and deadline_s < SHORT_S
+        record = Record(item, time.monotonic(), limited=limited)
         self.records.append(record)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -231,18 +234,21 @@ class Judge:
 
 
 def tokens_within(
-    records: Sequence[Record], windows: Sequence[tuple[float, float, str]]
-) -> tuple[int, float]:
-    """Tokens of requests that no window's worker served, that came within it; and its seconds."""
-    tokens = sum(
-        count
-        for begin_s, end_s, worker in windows
-        for record in records
-        if record.whole and worker not in record.workers
-        for at_s, count in record.arrived
-        if begin_s <= at_s < end_s
-    )
-    return tokens, sum(end_s - begin_s for begin_s, end_s, _ in windows)
+    whole: Sequence[Record], windows: Sequence[tuple[float, float, str]]
+) -> dict[str, float]:
+    """Tokens a second that came within these windows: of all requests, and of those that went
+    through a pair without the window's worker. The client cuts nothing off: what ended later
+    counts with what had come."""
+    seconds = sum(end_s - begin_s for begin_s, end_s, _ in windows)
+    total = untouched = 0
+    for begin_s, end_s, worker in windows:
+        for record in whole:
+            came = sum(count for at_s, count in record.arrived if begin_s <= at_s < end_s)
+            total += came
+            untouched += came * (worker not in record.workers)
+    if not seconds:
+        return {}
+    return {"all": round(total / seconds, 1), "untouched": round(untouched / seconds, 1)}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
