@@ -5,43 +5,26 @@ back, nothing held, nothing ordered.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from rlt.coordinator.client import Client
 from rlt.runtime.interfaces import GenerateRequest
-from rlt.runtime.types import ExitParams, RequestId, SamplingParams
 
 from ..system.namespaces import Network
-from ..system.service import START_S, eventually
+from ..system.service import START_S
 from .asked import Answer, Asked
 from .faults import Faults
 from .matrix import RIGHT, Cell, Result
-from .matrix_stage import Beats, Scene, TooSoon
+from .matrix_requests import MEANWHILE, STRUCK
+from .matrix_stage import Scene, TooSoon
+from .matrix_watch import Watch
 
 DEADLINE_S = 120.0  # of requests that are to be answered
 DEADLINES_S = (1.5, 4.0, 10.0)  # of those that are not: a slow machine needs longer to the stage
 LATE_S = 2.0  # how long after its deadline a client may hear of it
-CANCELLED_S = 5.0
-REST_S = 40.0
-
-
-def _request(name: str, prompt: int, sampling: SamplingParams, exit: ExitParams) -> GenerateRequest:
-    tokens = tuple(3 + (7 * i + len(name) * 11) % 500 for i in range(prompt))
-    return GenerateRequest(
-        request_id=RequestId(name), prompt_token_ids=tokens, sampling=sampling, exit=exit
-    )
-
-
-GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
-SEEDED = SamplingParams(max_tokens=12, temperature=0.8, top_k=50, seed=7, ignore_eos=True)
-STRUCK = (
-    _request("greedy", 40, GREEDY, ExitParams(exit_threshold=0.5, min_loops=1)),
-    _request("seeded", 24, SEEDED, ExitParams(exit_threshold=0.7, min_loops=1, max_loops=3)),
-)
-MEANWHILE = _request("meanwhile", 33, GREEDY, ExitParams(exit_threshold=0.5, min_loops=2))
-REQUESTS = (*STRUCK, MEANWHILE)
 
 
 class Run:
@@ -60,17 +43,13 @@ class Run:
         prefill, decode = cell.setting.team
         self.workers = [f"prefill-{n}" for n in range(prefill)]
         self.workers += [f"decode-{n}" for n in range(decode)]
-        self.quarantined = self.canary_hits = 0
-        self.beats = Beats()
+        self.watch = Watch(faults, client)
         self.victim = ""
         self.struck_s = 0.0
 
     def result(self) -> Result:
-        self.faults.relay.add(self.beats)
-        try:
+        with self.watch:
             return self._result()
-        finally:
-            self.faults.relay.forget(self.beats)
 
     def _result(self) -> Result:
         before = {name: self.faults.incarnation(name) for name in self.workers}
@@ -80,7 +59,7 @@ class Run:
         try:
             self.struck_s = time.monotonic()
             meanwhile = self._strike(scene)
-            self._until(lambda: scene.over, DEADLINE_S, "they end")
+            self.watch.until(lambda: scene.over, DEADLINE_S, "they end")
             released_s = self._released(before)
         finally:
             scene.close()
@@ -89,7 +68,7 @@ class Run:
         self._check_right(meanwhile)
         self._check_survivors(before, coordinator)
         self._check_later()
-        assert self.canary_hits == 0
+        assert self.watch.canary_hits == 0
         prefill, decode = self.cell.setting.team
         return Result(
             fault=self.cell.fault,
@@ -101,7 +80,7 @@ class Run:
             replays=replays,
             ended_s=max((asked.ended_s or 0.0) - self.struck_s for asked in scene.asked),
             released_s=released_s,
-            quarantined=self.quarantined,
+            quarantined=self.watch.quarantined,
         )
 
     # The stage
@@ -114,7 +93,7 @@ class Run:
                 return self._staged(deadline_s)
             except TooSoon:
                 self.faults.note(f"{deadline_s} s is too short to get there")
-                self._rest("everything is released")
+                self.watch.rest("everything is released")
         return self._staged(DEADLINES_S[-1])
 
     def _staged(self, deadline_s: float) -> Scene:
@@ -141,7 +120,7 @@ class Run:
                 for asked in scene.asked:
                     self.client.cancel(asked.request.request_id)
             case "deadline":
-                self._until(lambda: scene.over, DEADLINE_S, "time is up")
+                self.watch.until(lambda: scene.over, DEADLINE_S, "time is up")
             case "P killed" | "D killed" | "C killed":
                 roles = {"prefill": prefill, "decode": decode, "coordinator": "coordinator"}
                 self.victim = roles[self.cell.victim or ""]
@@ -165,9 +144,11 @@ class Run:
             meanwhile = self._meanwhile()
             closed = scene.seen["pair_closed"]
             if not self.cell.untouched and self.cell.setting.pairs == 1:
-                self._until(lambda: closed.count_seen > 0 or scene.over, DEADLINE_S, "harm is done")
+                self.watch.until(
+                    lambda: closed.count_seen > 0 or scene.over, DEADLINE_S, "harm is done"
+                )
             else:
-                self._until(lambda: scene.over, DEADLINE_S, "they end")
+                self.watch.until(lambda: scene.over, DEADLINE_S, "they end")
         finally:
             link.mend()
             self.faults.note("the link is mended")
@@ -182,25 +163,14 @@ class Run:
         """Seconds until nothing is held anywhere. Returns once everybody is back."""
         if self.victim == "coordinator":
             self.faults.ready(self.client, self.cell.setting.pairs)
-        self._rest("everything is released")
+        self.watch.rest("everything is released")
         released_s = time.monotonic() - self.struck_s
         if self.victim in before:
             name = self.victim
-            self._until(lambda: self._returned(name, before[name]), START_S, f"{name} is back")
+            self.watch.until(lambda: self._returned(name, before[name]), START_S, f"{name} is back")
         self.faults.ready(self.client, self.cell.setting.pairs)
-        self._rest("everything is released again")
+        self.watch.rest("everything is released again")
         return released_s
-
-    def _rest(self, what: str) -> None:
-        """Said by every worker since now."""
-        before = self.beats.by.copy()
-
-        def at_rest() -> bool:
-            said = self.faults.service.workers(self.client).values()
-            fresh = [self.beats.by[w["incarnation"]] > before[w["incarnation"]] + 1 for w in said]
-            return all(fresh) and self.faults.service.at_rest(self.client)
-
-        self._until(at_rest, REST_S, what)
 
     def _returned(self, name: str, before: str) -> bool:
         workers = self.faults.service.workers(self.client)
@@ -220,8 +190,16 @@ class Run:
             assert late_s < LATE_S, f"it ended {late_s:.1f} s after its deadline"
         retries = [asked.retries for asked in scene.asked]
         assert not (self.cell.untouched and any(retries)), retries
+        elsewhere = [n for n in range(len(retries)) if not self._struck(scene, n)]
+        assert not any(retries[n] for n in elsewhere), "one on an untouched pair was retried"
         assert any(retries) or not self.cell.must_retry, "the fault met no request"
         assert replays > 0 or not self.cell.must_replay, "nothing was replayed"
+
+    def _struck(self, scene: Scene, number: int) -> bool:
+        """Whether the fault took anything of the pair that has this request."""
+        if self.cell.fault == "link cut":
+            return scene.at(number) == scene.at(0)
+        return self.cell.victim not in ("prefill", "decode") or self.victim in scene.at(number)
 
     def _check_right(self, asked: Sequence[Asked]) -> None:
         for one in asked:
@@ -239,20 +217,8 @@ class Run:
     def _check_later(self) -> None:
         """The same names again, at once."""
         self._check_right([self._ask(request, DEADLINE_S) for request in STRUCK])
-        self._rest("everything is released after later requests")
+        self.watch.rest("everything is released after later requests")
 
     def _replays(self) -> int:
-        return int(self.client.statistics().get("replays", 0))  # type: ignore[call-overload]
-
-    def _until(self, check: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Every look also notes what is quarantined."""
-
-        def look() -> bool:
-            workers = self.faults.service.workers(self.client).values()
-            blocks = sum(int(w.get("blocks_quarantined", 0)) for w in workers)
-            self.quarantined = max(self.quarantined, blocks)
-            hits = sum(int(w.get("canary_hits", 0)) for w in workers)
-            self.canary_hits = max(self.canary_hits, hits)
-            return check()
-
-        eventually(look, lambda: f"{what}; held: {self.faults.service.held}", timeout_s)
+        statistics: Any = self.client.statistics()
+        return int(statistics.get("replays", 0))

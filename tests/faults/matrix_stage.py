@@ -4,7 +4,6 @@ Owns the rules and orders of one cell. A stage counts as reached only when the p
 or done what shows it for every request.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
@@ -17,7 +16,15 @@ from .matrix import Stage
 from .rules import Letter, Rule
 
 STAGED_S = 40.0
-SEEN = ("reserve", "prefill_accepted", "prefill_complete", "commit", "activated", "pair_closed")
+SEEN = (
+    "reserve",
+    "prefill_accepted",
+    "prefill_complete",
+    "commit",
+    "received",
+    "activated",
+    "pair_closed",
+)
 CHUNKS = 5  # of each request: four planes and the hidden state
 
 
@@ -38,20 +45,6 @@ class Witness(Rule):
             self.count_seen += 1
             for generation in letter.generations:
                 self.letters.setdefault(generation, letter)
-        return False
-
-
-class Beats(Rule):
-    """Counts heartbeats by incarnation, and treats none: what a worker holds is known when it has
-    beaten since."""
-
-    def __init__(self) -> None:
-        super().__init__("delay", "heartbeat", to="coordinator")
-        self.by: Counter[str] = Counter()
-
-    def takes(self, letter: Letter) -> bool:
-        if self._matches(letter):
-            self.by[letter.peer] += 1
         return False
 
 
@@ -86,11 +79,12 @@ class Scene:
                 self._ask(ask)
                 self._all_said("prefill_complete")
                 self._all_did("prefill", "posted")
-                assert not self.seen["commit"].letters, "committed although WRITEs are held"
+                self._nobody_said("commit")
             case "committed":
                 self._order("decode", at="notice", sequence=1)
                 self._ask(ask)
                 self._commit()
+                self._nobody_said("received")
             case "activating":
                 if not self._direct:
                     self._hold("ack")
@@ -158,6 +152,9 @@ class Scene:
     def _all_said(self, kind: str) -> None:
         letters = self.seen[kind].letters
         self._until(lambda: len(letters) == len(self.asked), f"all have said {kind}")
+
+    def _nobody_said(self, kind: str) -> None:
+        assert not self.seen[kind].letters, f"beyond the stage: {kind} was said"
 
     def _all_did(self, role: str, event: str, times: int = 1) -> None:
         """Every worker of this role that has one of the requests."""

@@ -12,7 +12,8 @@ from ..system.namespaces import Refused
 from .answers import local_answers
 from .asked import Answer
 from .matrix import CELLS, Cell, Result
-from .matrix_cell import REQUESTS, Run
+from .matrix_cell import Run
+from .matrix_requests import REQUESTS
 from .matrix_service import Services
 from .matrix_table import write_page, write_results
 
