@@ -92,7 +92,9 @@ class Attempts:
         self._asks.ask(AskKind.RESEND, attempt, mono_s)
 
     def gap_closed(self, attempt: Attempt) -> None:
-        self._asks.answered(AskKind.RESEND, attempt)
+        """A D that has let go is asked until its last output is here: nothing else tells of it."""
+        if not attempt.decode.released:
+            self._asks.answered(AskKind.RESEND, attempt)
 
     def finish(self, attempt: Attempt) -> None:
         """The whole output arrived: nothing more is asked, the legs let go by themselves."""

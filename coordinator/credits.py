@@ -41,6 +41,10 @@ class Account:
             and self.receive_slots + credit.receive_slots <= self.limits.num_receive_slots
         )
 
+    def could_take_now(self, credit: Credit) -> bool:
+        """If it were idle, beside what is quarantined."""
+        return credit.blocks + self.quarantined_blocks <= self.limits.num_blocks
+
     def could_ever_take(self, credit: Credit, positions: int) -> bool:
         return (
             credit.blocks <= self.limits.num_blocks

@@ -139,8 +139,10 @@ class Dispatcher:
                     reason = f"{failure}; it cannot go on elsewhere: {reason}"
                 self._fail(request, code, reason)
                 return Verdict.ENDED
-            case Wait() | NoPair():
+            case Wait():
                 return Verdict.BLOCKED
+            case NoPair():
+                return Verdict.ABSENT
             case _:
                 assert_never(choice)
 

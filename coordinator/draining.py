@@ -67,7 +67,10 @@ class Draining:
         """Move what has had its time."""
         for worker in self._registry.workers():
             since_s = worker.draining_since_s
-            if since_s is not None and now.mono_s - since_s > self._drain_s:
-                for attempt in self._attempts.at(worker.incarnation):
-                    if attempt.live:
-                        self._move(attempt, now)
+            if since_s is None or now.mono_s - since_s <= self._drain_s:
+                continue
+            if not worker.restart and self._registry.all_drain(worker.role):
+                continue  # nobody would take it: better late here than never
+            for attempt in self._attempts.at(worker.incarnation):
+                if attempt.live:
+                    self._move(attempt, now)

@@ -193,7 +193,7 @@ class Members:
         self._looked_s = now.mono_s
         if stood_still:  # this process did (stopped, suspended): their heartbeats wait unread
             for worker in self._registry.workers():
-                worker.heard_s = now.mono_s
+                worker.heard_s, worker.unreachable_since_s = now.mono_s, None
         for worker in self._registry.workers():
             silent_s = now.mono_s - worker.heard_s
             cut_s = now.mono_s - (worker.unreachable_since_s or now.mono_s)

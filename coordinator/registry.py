@@ -61,7 +61,7 @@ class Registry:
         self._refused: dict[Pair, str] = {}  # pairs that will never be ready, and why
         self._removed = Remembered(MAX_REMOVED)
         self._draining: set[str] = set()
-        self._early: dict[Pair, None] = {}  # said to be ready before their decode worker came
+        self._early: dict[Pair, str | None] = {}  # what P said before D came: why refused, or ready
         self.changes = 0  # moves with every change of membership or of the ready pairs
 
     def refusal(self, incarnation: str, message: Register) -> str | None:
@@ -110,8 +110,11 @@ class Registry:
         self.version += 1
         self.changes += 1
         for pair in [pair for pair in self._early if pair.decode == worker.incarnation]:
-            del self._early[pair]
-            self.pair_ready(pair.prefill, pair.decode)
+            refused = self._early.pop(pair)
+            if refused is None:
+                self.pair_ready(pair.prefill, pair.decode)
+            else:
+                self.pair_refused(pair.prefill, pair.decode, refused)
         return worker
 
     def drain(self, worker: Worker, mono_s: float) -> None:
@@ -138,14 +141,9 @@ class Registry:
         return incarnation in self._removed
 
     def pair_ready(self, prefill: str, decode: str) -> bool:
-        """True if this opened a pair. A pair of workers that are not both here is no pair; after a
-        restart of the coordinator, the decode worker may yet come."""
+        """True if this opened a pair. A pair of workers that are not both here is no pair."""
         pair = Pair(prefill, decode)
-        if self.get(decode) is None and not self.is_barred(decode):
-            if len(self._early) < MAX_EARLY:
-                self._early[pair] = None
-            return False
-        if not self._can_pair(pair) or pair in self._pairs:
+        if self._is_early(pair, None) or not self._can_pair(pair) or pair in self._pairs:
             return False
         self._pairs[pair] = None
         self._refused.pop(pair, None)
@@ -165,9 +163,17 @@ class Registry:
         """True if this is news. The two do not match, and never will."""
         pair = Pair(prefill, decode)
         self.pair_closed(prefill, decode)
-        if not self._can_pair(pair) or pair in self._refused:
+        if self._is_early(pair, reason) or not self._can_pair(pair) or pair in self._refused:
             return False
         self._refused[pair] = reason
+        return True
+
+    def _is_early(self, pair: Pair, refused: str | None) -> bool:
+        """After a restart of the coordinator, the decode worker may yet come: keep the word."""
+        if self.get(pair.decode) is not None or self.is_barred(pair.decode):
+            return False
+        if len(self._early) < MAX_EARLY:
+            self._early[pair] = refused
         return True
 
     def _can_pair(self, pair: Pair) -> bool:

@@ -35,7 +35,7 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class NoPair(msgspec.Struct, frozen=True):
-    """No ready pair. code: which kind of worker is missing."""
+    """Nobody could take it now, however idle. code: which kind of worker is missing."""
 
     code: str
     reason: str
@@ -74,9 +74,13 @@ def choose_pair(
     usable = [p for p in pairs if p.prefill not in refused_by and p.decode not in refused_by]
     if not usable:
         return _nobody(prefill, decode)
+    able = [pair for pair in usable if books.account(pair.decode).could_take_now(need.decode)]
+    if not able:
+        reason = f"too much is quarantined at every decode worker for {need.decode.blocks} blocks"
+        return NoPair("no_decode_worker", reason)
     fitting = [
         pair
-        for pair in usable
+        for pair in able
         if books.account(pair.prefill).has_room(need.prefill)
         and (account := books.account(pair.decode)).has_room(need.of_decode(account))
     ]

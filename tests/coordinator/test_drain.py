@@ -140,6 +140,20 @@ def test_what_could_go_on_nowhere_else_ends_where_it_is() -> None:
     assert "d0-1" in world.reaped
 
 
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_what_the_last_worker_of_its_role_has_may_finish_if_no_other_will_come(name: str) -> None:
+    world = World(drain_s=1.0)
+    world.generate(max_tokens=60)
+    step_until(world, "sending" if name == "p0" else "active")
+    drain(world, name)
+    world.pass_time(2.0)
+    assert not world.state.counters["retries"]
+    assert_idle(world)
+    assert outcome(world) == "length"
+    run(world, 1.0)
+    assert f"{name}-1" in world.reaped
+
+
 def test_while_every_pair_drains_requests_wait_for_the_next_worker() -> None:
     world = World(drain_s=0.5)
     world.generate("running", max_tokens=60, deadline_s=100.0)

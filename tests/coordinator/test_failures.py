@@ -328,6 +328,16 @@ def test_a_coordinator_that_stood_still_does_not_blame_its_workers() -> None:
     assert outcome(world) == "length"
 
 
+def test_a_connection_that_was_closed_while_the_coordinator_stood_still_may_be_open_again() -> None:
+    world = World()
+    world.perform(world.state.worker_unreachable("p0-1", world.now))
+    world.pass_time(20.0)
+    assert len(world.state.workers("prefill")) == 1
+    world.perform(world.state.worker_unreachable("p0-1", world.now))
+    world.pass_time(2.5)
+    assert not world.state.workers("prefill")
+
+
 def test_without_workers_requests_wait_and_start_when_a_pair_comes() -> None:
     world = World(prefill=0, decode=0)
     world.generate("r")
@@ -360,3 +370,44 @@ def test_pair_wait_ends_requests_before_their_deadline() -> None:
     assert world.life().last is None
     world.pass_time(2.0)
     assert outcome(world) == "no_prefill_worker"
+
+
+def test_who_needs_more_than_quarantine_has_left_holds_nobody_up() -> None:
+    world = World(decode=0, max_bypasses=2)
+    decode = world.add(ScriptedWorker("d0", "decode", num_blocks=32))
+    decode.quarantined = 20
+    world.deliver_all()
+    world.beat()
+    world.deliver_all()
+    world.generate("large", prompt=(1,) * 60, max_tokens=5, deadline_s=60.0)
+    for number in range(6):
+        world.generate(f"small{number}", max_tokens=3)
+    for _ in range(30):
+        world.work()
+        world.beat()
+        world.deliver_all()
+        world.pass_time(0.3)
+    assert [outcome(world, f"small{number}") for number in range(6)] == ["length"] * 6
+    assert world.life("large").last is None and not decode.live
+    decode.quarantined = 0
+    world.beat()
+    world.deliver_all()
+    assert_idle(world)
+    assert outcome(world, "large") == "length"
+
+
+def test_the_last_output_of_a_worker_that_let_go_is_asked_for_until_it_is_here() -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=5)
+    step_until(world, "active")
+    decode = world.named("d0")
+    [generation] = decode.live
+    first, second = decode.decode_step(generation), decode.decode_step(generation, 2)
+    world.deliver_all()
+    line = world.to_coordinator["d0-1"]
+    line.extend([second[-1], first[0]])  # let go; what it said before comes late, the last is lost
+    while line:
+        world.deliver_to_coordinator("d0-1")
+    world.kill("d0-1")
+    assert_idle(world)
+    assert outcome(world) == "length"

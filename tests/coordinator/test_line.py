@@ -27,11 +27,15 @@ def request(priority: int = 0) -> Request:
     )
 
 
-def offered(line: WaitingLine, *, start: Collection[Request] = ()) -> list[Request]:
+def offered(
+    line: WaitingLine, *, start: Collection[Request] = (), absent: Collection[Request] = ()
+) -> list[Request]:
     asked: list[Request] = []
 
     def answer(one: Request) -> Verdict:
         asked.append(one)
+        if one in absent:
+            return Verdict.ABSENT
         return Verdict.STARTED if one in start else Verdict.BLOCKED
 
     line.offer(answer)
@@ -62,3 +66,17 @@ def test_a_blocked_request_is_passed_a_bounded_number_of_times() -> None:
         line.add(one)
     offered(line, start=small)
     assert large.bypassed == 2 and small[2] in line
+
+
+def test_a_request_that_nobody_here_could_take_is_passed_by_all_others_and_keeps_its_place() -> (
+    None
+):
+    line = WaitingLine(10, 2)
+    alone, others = request(), [request() for _ in range(4)]
+    for one in (alone, *others[:3]):
+        line.add(one)
+    offered(line, start=others, absent=[alone])
+    line.add(others[3])
+    line.offer(lambda _: Verdict.STARTED, others[3])  # the one before need not be asked again
+    assert list(line) == [alone] and not alone.bypassed
+    assert offered(line, start=[alone]) == [alone] and not len(line)

@@ -1,5 +1,6 @@
 """Workers come, beat and go: who is taken in, what heartbeats prove, who is replaced."""
 
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -309,3 +310,20 @@ def test_a_heartbeat_of_an_unknown_incarnation_is_answered_with_register_again()
     world.perform(world.state.handle_worker(stranger.incarnation, beat, world.now))
     [answer] = world.to_worker[stranger.incarnation]
     assert answer == RegisterAgain()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_a_prefill_worker_says_of_a_pair_before_the_other_is_here_again_is_kept(
+    refused: bool,
+) -> None:
+    world = World(decode=0)
+    word = PairClosed(decode="d0-1", reason="no path", refused=True)
+    said = word if refused else PairReady(decode="d0-1")
+    world.perform(world.state.handle_worker("p0-1", said, world.now))
+    register = ScriptedWorker("d0", "decode").register()
+    world.to_worker["d0-1"] = deque()
+    world.perform(world.state.handle_worker("d0-1", register, world.now))
+    assert world.state.undecided_pairs == 0
+    assert (world.state.ready, world.state.unpairable) == (
+        (False, "no path") if refused else (True, None)
+    )

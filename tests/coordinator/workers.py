@@ -106,6 +106,7 @@ class ScriptedWorker:
     ended: bool = False  # it was refused: a real one exits
     stopped: bool = False  # as by SIGSTOP
     feared: tuple[str, ...] = ()
+    quarantined: int = 0  # blocks
     draining: bool = False  # it wants to end, as after SIGTERM
     shutdown: Shutdown | None = None  # what it was told
     welcome_epoch: int = 0
@@ -164,7 +165,7 @@ class ScriptedWorker:
         return Heartbeat(
             peers_version=version,
             live=tuple(live),
-            statistics={"beats": 1.0},
+            statistics={"beats": 1.0, "blocks_quarantined": float(self.quarantined)},
             draining=self.draining,
             quarantined_from=self.feared,
         )
