@@ -38,9 +38,6 @@ class Loop:
     def cancel(self, name: str) -> None:
         self._timers.pop(name, None)
 
-    def is_set(self, name: str) -> bool:
-        return name in self._timers
-
     def turn(self) -> None:
         """Wait until something is readable or due, and act on all of that."""
         for key, _ in self._selector.select(self._timeout_s()):

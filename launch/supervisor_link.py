@@ -63,10 +63,6 @@ class SupervisorLink:
             del self._unsent[next(iter(self._unsent))]
         self._look()
 
-    def tell(self) -> None:
-        """The children have changed."""
-        self._loop.after("supervise", 0.0, self._supervise)
-
     def close(self) -> None:
         self._loop.cancel("supervise")
         self._loop.cancel("look")
