@@ -18,6 +18,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: checkpoint folder whose tokenizer is used (None: token IDs only).
     expected_prefill, expected_decode: how many workers must have registered, and every pair of them
     be ready (or refused, but not all), before the service calls itself ready; 0: ready at once.
+    resumed: it takes the place of one that was ready: then it waits for them only for a while.
     max_attempts: how often a request is tried before another token of it is delivered.
     pair_wait_s: how long a request waits without any ready pair (None: until its deadline).
     http: HOST:PORT of the HTTP front; auto is 127.0.0.1:8000, or any free port where that is taken;
@@ -30,6 +31,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str | None = None
     expected_prefill: int = 0
     expected_decode: int = 0
+    resumed: bool = False
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 10.0
     max_queue: int = 1024

@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 def in_place_of_predecessor(config: CoordinatorConfig, folder: Path) -> CoordinatorConfig:
-    """The same, with the predecessor's addresses where the system is to choose. Its record goes:
-    the service is not ready again before it says so."""
+    """The same, with the predecessor's addresses where the system is to choose. Its record stays
+    until it is overwritten: whoever looks for a service sees that its process is gone."""
     path = folder / RECORD_NAME
     try:
         record = msgspec.json.decode(path.read_bytes(), type=ServiceRecord)
@@ -27,7 +27,6 @@ def in_place_of_predecessor(config: CoordinatorConfig, folder: Path) -> Coordina
     except msgspec.MsgspecError as error:
         logger.warning("%s cannot be read: %s", path, error)
         return config
-    path.unlink()
     logger.info("taking the place of process %d", record.pid)
     clients = list(config.client_endpoints)
     for index, before in enumerate(record.endpoints[: len(clients)]):
@@ -40,7 +39,11 @@ def in_place_of_predecessor(config: CoordinatorConfig, folder: Path) -> Coordina
         chosen = http == "auto" or http.endswith(":0")
         http = before if chosen and _is_free(before) else http
     return msgspec.structs.replace(
-        config, worker_endpoint=workers, client_endpoints=tuple(clients), http=http
+        config,
+        worker_endpoint=workers,
+        client_endpoints=tuple(clients),
+        http=http,
+        resumed=True,
     )
 
 

@@ -28,12 +28,13 @@ from ..runtime.prompt import Tokenizer
 from .attempt import Role
 from .client_sockets import ClientSockets
 from .config import CoordinatorConfig
-from .discovery import ServiceRecord, write_record
+from .discovery import RECORD_NAME, ServiceRecord, write_record
 from .effects import Effect, Outbox, SendClient, ToWorkerSocket
 from .local_clients import LocalClients
 from .metrics.exposition import Metrics
 from .now import Now
 from .prompts import Prompt, Prompts
+from .settling import RESETTLE_S
 from .snapshot import Snapshot
 from .state import CoordinatorState, FromWorker
 from .worker_stop import stop_workers
@@ -71,6 +72,7 @@ class CoordinatorService:
         self._cut = asyncio.Event()
         self._changed = asyncio.Event()  # something happened since wait_until() last looked
         self._stopping = False
+        self._began_s = time.monotonic()
         self._record: Path | None = None
         self._hopeless: str | None = None  # why it will never be ready
         self._workers: RouterChannel[FromWorker, ToWorkerSocket] = RouterChannel(
@@ -91,7 +93,7 @@ class CoordinatorService:
         logger.info("workers dial %s, clients %s", self.worker_endpoint, ", ".join(self.endpoints))
 
     async def run(self) -> None:
-        self._every("tick", TICK_S, lambda: self._do(self.state.tick(_now())))
+        self._every("tick", TICK_S, self._tick)
         self._every("alive", ALIVE_S, lambda: self._do(self.state.alive()))
         self._every("probe", PROBE_S, self._probe_clients)
         self._announce_if_ready()
@@ -114,8 +116,8 @@ class CoordinatorService:
         self._workers.close()
         self._clients.close()
         self.prompts.close()
-        if self._record is not None:
-            self._record.unlink(missing_ok=True)
+        if self._record is not None or self._config.resumed:
+            (self._runtime_dir / RECORD_NAME).unlink(missing_ok=True)
 
     # Messages in
 
@@ -191,6 +193,10 @@ class CoordinatorService:
 
     # Time
 
+    def _tick(self) -> None:
+        self._do(self.state.tick(_now()))
+        self._announce_if_ready()
+
     def _every(self, name: str, interval_s: float, act: Callable[[], None]) -> None:
         def again() -> None:
             self._after(name, interval_s, again)
@@ -206,11 +212,9 @@ class CoordinatorService:
 
     def _announce_if_ready(self) -> None:
         decided = self._record is not None or self._hopeless is not None
-        if decided or not self._expected_are_here():
+        if decided or self._stop.is_set() or not (self._is_complete() or self._is_awaited()):
             return
-        if self._expects_pairs():
-            if self.state.undecided_pairs:
-                return
+        if self._expects_pairs() and not self._config.resumed:
             self._hopeless = self.state.unpairable
             if self._hopeless is not None:
                 self.stop()
@@ -226,11 +230,18 @@ class CoordinatorService:
         self._record = write_record(self._runtime_dir, record)
         logger.info("READY at %s", ", ".join(self.endpoints))
 
-    def _expected_are_here(self) -> bool:
-        return (
+    def _is_complete(self) -> bool:
+        """Everybody who is expected is here, and every pair has said whether it can serve."""
+        here = (
             len(self.state.workers("prefill")) >= self._config.expected_prefill
             and len(self.state.workers("decode")) >= self._config.expected_decode
         )
+        return here and not (self._expects_pairs() and self.state.undecided_pairs)
+
+    def _is_awaited(self) -> bool:
+        """It served before: who looks for it must not wait for a worker that fails again and again,
+        or for a pair whose link is cut."""
+        return self._config.resumed and time.monotonic() - self._began_s >= RESETTLE_S
 
     def _expects_pairs(self) -> bool:
         return self._config.expected_prefill > 0 and self._config.expected_decode > 0

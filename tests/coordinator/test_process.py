@@ -1,5 +1,7 @@
 """The coordinator as a process: configuration, discovery, signals, and what is left behind."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +23,8 @@ from rlt.coordinator.discovery import (
     find_services,
     write_record,
 )
+from rlt.coordinator.predecessor import in_place_of_predecessor
+from rlt.coordinator.service import CoordinatorService
 from rlt.runtime.errors import ConfigError, NoPrefillWorker, ServiceUnreachable
 
 from .test_text import EMBEDDED
@@ -87,6 +91,38 @@ def test_a_killed_service_is_followed_by_one_at_the_same_addresses(base: Path) -
         child.terminate()
         assert child.wait(10.0) == 0
     assert list(folder.iterdir()) == []
+
+
+def test_a_coordinator_that_takes_anothers_place_is_found_although_a_worker_is_missing(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlt.coordinator.service.RESETTLE_S", 0.3)
+    folder = base / "one"
+    folder.mkdir(mode=0o700)
+    config = CoordinatorConfig(runtime_dir=str(folder), expected_prefill=1, expected_decode=1)
+
+    async def run(config: CoordinatorConfig, seconds: float) -> list[int]:
+        service = CoordinatorService(config, folder, None)
+        with contextlib.closing(service):
+            service.bind()
+            task = asyncio.ensure_future(service.run())
+            await asyncio.sleep(seconds)
+            found = [record.pid for record in find_services(base)]
+            task.cancel()
+            return found
+
+    assert asyncio.run(run(config, 0.6)) == []
+    end = subprocess.Popen(["true"])
+    end.wait()
+    left = ServiceRecord(endpoint="ipc:///x", endpoints=("ipc:///x",), pid=end.pid, model="m")
+    write_record(folder, left)
+    again = in_place_of_predecessor(config, folder)
+    assert (config.resumed, again.resumed) == (False, True)
+    assert in_place_of_predecessor(config, folder).resumed  # also if that one is killed, too
+    assert asyncio.run(run(again, 0.1)) == []
+    write_record(folder, left)
+    assert asyncio.run(run(again, 0.8)) == [os.getpid()]
+    assert not (folder / "service.json").exists()
 
 
 @pytest.mark.parametrize("left", [b"", b"{}", b"\x00" * 100])
