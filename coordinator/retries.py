@@ -1,17 +1,20 @@
-"""What becomes of a request whose attempt has failed: another attempt, or the error.
+"""What becomes of a request whose attempt is over before its output is: another one, or the error.
 
-Owns which errors are worth another pair of workers, and how often that is tried before one more
-token is delivered. What was delivered is replayed: the next attempt carries it.
+The one place that decides it. Owns which errors are worth another pair of workers, and how often
+that is tried before one more token is delivered. What was delivered is replayed: the next attempt
+carries it.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable
 
-from .attempt import Attempt
+from ..runtime.errors import ProtocolError
+from .attempt import Attempt, Leg
 from .attempts import Attempts
 from .dispatch import Dispatcher
 from .now import Now
+from .registry import Registry
 from .request import Request
 
 logger = logging.getLogger(__name__)
@@ -24,12 +27,17 @@ class Retries:
     def __init__(
         self,
         *,
+        registry: Registry,
         attempts: Attempts,
         dispatcher: Dispatcher,
         fail: Callable[[Request, str, str], None],
         counters: Counter[str],
+        remind: Callable[[str, Now], None],
         max_attempts: int,
     ) -> None:
+        """remind: tell a worker who is here."""
+        self._registry = registry
+        self._remind = remind
         self._attempts = attempts
         self._dispatcher = dispatcher
         self._fail = fail
@@ -53,6 +61,29 @@ class Retries:
             self._fail(request, code, f"{error}; it cannot go on elsewhere: {never}")
         else:
             self._again(attempt, code, now)
+
+    def attempt_refused(self, attempt: Attempt, leg: Leg, code: str, reason: str, now: Now) -> None:
+        """A worker will never take this generation: try the others, if there are any."""
+        logger.info(
+            "generation %d: %s refuses it (%s): %s", attempt.generation, leg.worker, code, reason
+        )
+        self._attempts.cancel(attempt, now.mono_s)
+        if code == "pair_closed" and leg is attempt.prefill:  # P says when it is open again
+            self._registry.pair_closed(attempt.prefill.worker, attempt.decode.worker)
+        elif code == "pair_closed":
+            self._remind(leg.worker, now)
+        if code == ProtocolError.code:  # P says that D's reservation cannot be
+            leg = attempt.decode
+        self._dispatcher.put_back(attempt.request, leg.worker, code, reason)
+
+    def attempt_must_wait(self, attempt: Attempt, now: Now) -> None:
+        """Its decode worker has had no place for long: others may."""
+        decodes = {pair.decode for pair in self._registry.open_pairs()}
+        if decodes - {attempt.decode.worker}:
+            self._counters["reservations_moved"] += 1
+            attempt.request.failed_at[attempt.decode.worker] += 1
+            self._attempts.cancel(attempt, now.mono_s)
+            self._dispatcher.again(attempt.request)
 
     def move(self, attempt: Attempt, now: Now) -> bool:
         """Off its workers, through no fault of anybody: does not count as a failure. False if it
