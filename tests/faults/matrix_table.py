@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build" / "fault-matrix.jsonl"
 PAGE = ROOT / "docs" / "faults.md"
 BEGIN, END = "<!-- table: made by make soak -->\n", "<!-- end of the table -->\n"
-STEPS_S = (1, 2, 5, 10, 20, 40)
+STEPS_S = (2.5, 6, 15, 40)
 HEAD = (
     "| fault | stage | transport | workers | requests end with | retries | replays "
     "| ended within | released within | quarantined blocks |\n"
@@ -64,4 +64,4 @@ def _row(result: Result) -> str:
 
 
 def _step(seconds: float) -> str:
-    return next((f"{step} s" for step in STEPS_S if seconds <= step), f"{seconds:.0f} s")
+    return next((f"{step:g} s" for step in STEPS_S if seconds <= step), f"{seconds:.0f} s")

@@ -20,7 +20,7 @@ def test_the_table_does_not_depend_on_the_order_of_the_run() -> None:
     shuffled = random.Random(1).sample(RESULTS, len(RESULTS))
     assert table(shuffled) == table(RESULTS)
     assert table(RESULTS).splitlines()[2] == (
-        "| cancel | reserving | default | 1P1D | cancelled | 1 | 0 | 1 s | 5 s | 28 |"
+        "| cancel | reserving | default | 1P1D | cancelled | 1 | 0 | 2.5 s | 6 s | 28 |"
     )
 
 
