@@ -52,6 +52,10 @@ class LinkedEngine(Protocol):
         """Incarnations whose writes it still fears."""
         ...
 
+    def open_pairs(self) -> tuple[str, ...] | None:
+        """Decode incarnations that this prefill worker can send to; None at a decode worker."""
+        ...
+
     def forget_all(self) -> None:
         """The coordinator is another one: every generation that this worker has is nobody's."""
         ...
@@ -143,6 +147,7 @@ class CoordinatorLink:
                 statistics=self._engine.statistics(),
                 draining=self.draining,
                 quarantined_from=self._engine.quarantined_from(),
+                pairs=self._engine.open_pairs(),
             )
         )
 

@@ -179,7 +179,9 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     a generation that the coordinator knows as answered and that is missing here has been released.
 
     draining: it wants to end (SIGTERM, or too much of it is quarantined): no new requests, and a
-    Shutdown once it holds none. quarantined_from: incarnations whose writes it still fears.
+    Shutdown once it holds none. quarantined_from: incarnations whose writes it still fears. pairs:
+    decode incarnations with which a prefill worker has an open pair, all of them; None at a decode
+    worker. So a PairReady or PairClosed that is lost costs one heartbeat.
     """
 
     peers_version: int
@@ -187,6 +189,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     statistics: dict[str, float]
     draining: bool = False
     quarantined_from: tuple[str, ...] = ()
+    pairs: tuple[str, ...] | None = None
 
 
 class PairReady(Message, frozen=True, kw_only=True, tag="pair_ready"):

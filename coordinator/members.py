@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 QUARANTINED = "blocks_quarantined"  # the name of that figure in a worker's heartbeat
 MAX_FEARED = 1024  # incarnations that one heartbeat may name
+MAX_PAIRS = 4096  # of one prefill worker
 NAME_BEATS = 2  # who was heard within so many heartbeats keeps its name
 UNREACHABLE_S = 2.0  # a closed connection that is not opened again for so long means a dead worker
 
@@ -144,6 +145,7 @@ class Members:
             quarantined = worker.limits.num_blocks
         if quarantined != self._books.account(worker.incarnation).quarantined_blocks:
             self._books.set_quarantined(worker.incarnation, int(quarantined))
+        self._note_pairs(worker, message.pairs)
         self._handoffs.heartbeat(worker, message, now)
         settled = not self._settling.waiting(now)
         if settled and message.peers_version != self._registry.version:
@@ -151,6 +153,15 @@ class Members:
         dead = self._feared(message.quarantined_from, now)
         answer = HeartbeatAnswer(oldest_live=self.oldest_live(), dead=dead)
         self._emit(SendWorker(worker.incarnation, answer))
+
+    def _note_pairs(self, worker: Worker, open_now: tuple[str, ...] | None) -> None:
+        """All of a prefill worker's open pairs: what it said of them before may have been lost."""
+        if open_now is None or worker.role != "prefill":
+            return
+        for decode in set(self._registry.incarnations("decode")).difference(open_now):
+            self._registry.pair_closed(worker.incarnation, decode)
+        for decode in open_now[:MAX_PAIRS]:
+            self._registry.pair_ready(worker.incarnation, decode)
 
     def _feared(self, incarnations: tuple[str, ...], now: Now) -> tuple[str, ...]:
         """Which of them are dead. Those that are neither dead nor members are to be killed."""

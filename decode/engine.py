@@ -106,6 +106,10 @@ class DecodeEngine:
     def quarantined_from(self) -> tuple[str, ...]:
         return self._receiver.quarantined_from()
 
+    def open_pairs(self) -> None:
+        """A prefill worker tells of them."""
+        return None
+
     def handle(self, message: ForEngine) -> None:
         match message:
             case Reserve():

@@ -96,6 +96,9 @@ class PrefillEngine:
     def quarantined_from(self) -> tuple[str, ...]:
         return ()
 
+    def open_pairs(self) -> tuple[str, ...]:
+        return self._pairs.open_pairs()
+
     def handle(self, message: ForEngine) -> None:
         match message:
             case Prefill():
@@ -108,6 +111,7 @@ class PrefillEngine:
                         self._core.cancel(generation)
             case HeartbeatAnswer():
                 self._sender.forget_below(message.oldest_live)
+                self._pairs.report_refusals()
             case Reserve() | Confirm() | Resend():
                 self._wrong_role += 1
             case _:

@@ -94,12 +94,19 @@ class PairBook:
         self._report(PairClosed(decode=incarnation, reason=reason))
         self._hello_later(incarnation)
 
+    def open_pairs(self) -> tuple[str, ...]:
+        return tuple(incarnation for incarnation, pair in self._pairs.items() if pair.ready)
+
     def report_again(self) -> None:
         """To a coordinator that is new."""
+        for incarnation in self.open_pairs():
+            self._report(PairReady(decode=incarnation))
+        self.report_refusals()
+
+    def report_refusals(self) -> None:
+        """Again: heartbeats tell of open pairs only."""
         for incarnation, pair in self._pairs.items():
-            if pair.ready:
-                self._report(PairReady(decode=incarnation))
-            elif pair.refused is not None:
+            if pair.refused is not None:
                 self._report(PairClosed(decode=incarnation, reason=pair.refused, refused=True))
 
     def count(self) -> int:

@@ -139,6 +139,24 @@ def test_every_pair_says_whether_it_can_serve_before_the_service_is_complete() -
     assert world.state.undecided_pairs == 0
 
 
+def test_what_was_lost_about_a_pair_comes_with_the_next_heartbeat() -> None:
+    """PairReady and PairClosed are said once, and a connection may break meanwhile."""
+    world = World()
+    p, d = world.named("p0"), world.named("d0").incarnation
+    p.pairs.clear()
+    world.perform(world.state.handle_worker(p.incarnation, p.heartbeat(), world.now))
+    assert not world.state.ready
+    p.pairs.add(d)
+    world.perform(world.state.handle_worker(p.incarnation, p.heartbeat(), world.now))
+    assert world.state.ready
+    beat = msgspec.structs.replace(p.heartbeat(), pairs=("nobody", d, p.incarnation))
+    world.perform(world.state.handle_worker(p.incarnation, beat, world.now))
+    assert world.state.statistics()["ready_pairs"] == 1, "a pair needs two workers that are here"
+    beat = msgspec.structs.replace(world.named("d0").heartbeat(), pairs=())
+    world.perform(world.state.handle_worker(d, beat, world.now))
+    assert world.state.ready, "a decode worker's word on pairs is none"
+
+
 def test_only_when_every_pair_is_refused_will_the_service_never_serve() -> None:
     world = World(prefill=1, decode=2)
     prefill = world.named("p0").incarnation

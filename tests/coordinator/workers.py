@@ -168,6 +168,7 @@ class ScriptedWorker:
             statistics={"beats": 1.0, "blocks_quarantined": float(self.quarantined)},
             draining=self.draining,
             quarantined_from=self.feared,
+            pairs=tuple(sorted(self.pairs)) if self.role == "prefill" else None,
         )
 
     def handle(self, message: CoordinatorToWorker) -> list[WorkerToCoordinator]:
