@@ -267,11 +267,11 @@ def test_an_error_after_the_stream_began_is_its_last_event() -> None:
             decode = service.team.members[1]
             service.call(
                 lambda: decode.send(
-                    decode.worker.fail(next(iter(decode.worker.live)), "worker_lost")
+                    decode.worker.fail(next(iter(decode.worker.live)), "replay_mismatch")
                 )
             )
             *_, last = heard
-        assert json.loads(last)["error"]["code"] == "worker_lost"
+        assert json.loads(last)["error"]["code"] == "replay_mismatch"
 
 
 def test_a_closed_connection_cancels_its_request_within_a_second(
