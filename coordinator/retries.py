@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ..runtime.errors import ProtocolError
 from .attempt import Attempt, Leg
 from .attempts import Attempts
+from .credits import Books
 from .dispatch import Dispatcher
 from .now import Now
 from .registry import Registry
@@ -28,6 +29,7 @@ class Retries:
         self,
         *,
         registry: Registry,
+        books: Books,
         attempts: Attempts,
         dispatcher: Dispatcher,
         fail: Callable[[Request, str, str], None],
@@ -37,6 +39,7 @@ class Retries:
     ) -> None:
         """remind: tell a worker who is here."""
         self._registry = registry
+        self._books = books
         self._remind = remind
         self._attempts = attempts
         self._dispatcher = dispatcher
@@ -77,11 +80,14 @@ class Retries:
         self._dispatcher.put_back(attempt.request, leg.worker, code, reason)
 
     def attempt_must_wait(self, attempt: Attempt, now: Now) -> None:
-        """Its decode worker has had no place for long: others may."""
-        decodes = {pair.decode for pair in self._registry.open_pairs()}
-        if decodes - {attempt.decode.worker}:
+        """Its decode worker has had no place for long: others may. If it has none before a
+        quarantine ends, nobody is to wait behind it there."""
+        decode = attempt.decode.worker
+        others = {pair.decode for pair in self._registry.open_pairs()} - {decode}
+        credit = self._books.credit(decode, attempt.generation)
+        if others or not self._books.account(decode).could_take_now(credit):
             self._counters["reservations_moved"] += 1
-            attempt.request.failed_at[attempt.decode.worker] += 1
+            attempt.request.failed_at[decode] += 1
             self._attempts.cancel(attempt, now.mono_s)
             self._dispatcher.again(attempt.request)
 

@@ -120,6 +120,7 @@ class CoordinatorState(Standing):
         )
         self._retries = Retries(
             registry=registry,
+            books=books,
             attempts=attempts,
             dispatcher=dispatcher,
             fail=desk.fail,

@@ -411,3 +411,21 @@ def test_the_last_output_of_a_worker_that_let_go_is_asked_for_until_it_is_here()
     world.kill("d0-1")
     assert_idle(world)
     assert outcome(world) == "length"
+
+
+def test_who_waits_at_a_worker_for_the_end_of_a_quarantine_comes_back_into_the_line() -> None:
+    world = World(decode=0)
+    decode = world.add(ScriptedWorker("d0", "decode", num_blocks=32))
+    world.deliver_all()
+    decode.num_blocks, decode.refuses_never, decode.quarantined = 12, True, 20  # C does not know
+    world.generate(prompt=(1,) * 60, max_tokens=5, deadline_s=300.0)
+    for _ in range(30):
+        world.beat()
+        world.deliver_all()
+        world.pass_time(0.5)
+    assert not world.state._attempts.at("d0-1") and world.state.statistics()["queue_length"] == 1
+    decode.num_blocks, decode.quarantined = 32, 0
+    world.beat()
+    world.deliver_all()
+    assert_idle(world)
+    assert outcome(world) == "length"
