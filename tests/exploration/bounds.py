@@ -23,7 +23,7 @@ from ..runtime.oracle import oracle
 NUM_LOOPS = 2
 FAULTS = (
     *("lose", "double", "swap", "early", "cancel", "deadline", "kill", "stop", "fail", "silent"),
-    *("late", "deaf"),
+    "late",
 )
 
 
@@ -96,8 +96,6 @@ def engine_request(asked: GenerateRequest) -> EngineRequest:
 
 _TWO = (ask("a"), ask("b"))
 _AGAIN = ("P1.2", "D1.2")  # a killed worker is started again
-
-
 _TWO_P = ("P1.1", "P2.1", "D1.1")
 _TWO_D = ("P1.1", "D1.1", "D2.1")
 
@@ -123,7 +121,6 @@ _ONE_DELAY = {
     **{f"{kind} p": _with(kind, **_HIT_P) for kind in ("kill", "stop", "silent", "late")},
     **{f"{kind} d": _with(kind, **_HIT_D) for kind in ("kill", "stop", "silent")},
 }
-_NOT_LOST = tuple(kind for kind in FAULTS if kind != "lose")
 _SPARES = ("P1.2", "P1.3", "D1.2", "D1.3")
 EVERY_RUN = {**_EVERY_ORDER, **_ONE_DELAY}
 SOAK = {
@@ -131,7 +128,7 @@ SOAK = {
         f"{name}, 3 delays": msgspec.structs.replace(bounds, delays=3)
         for name, bounds in _ONE_DELAY.items()
     },
-    "any two": _with(*_NOT_LOST, together=2, delays=0, spares=_SPARES, max_quarantined=0.5),
+    "any two": _with(*FAULTS, together=2, delays=0, spares=_SPARES, max_quarantined=0.5),
     "any one, 1 delay": _with(*FAULTS, delays=1, spares=_AGAIN, max_quarantined=0.5, requests=2),
 }
 BOUNDS = {**EVERY_RUN, **SOAK}

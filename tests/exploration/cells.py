@@ -43,7 +43,8 @@ class Numbers:
 
 
 class Cells:
-    """merge False: every state counts as new, and nothing is remembered."""
+    """merge False: for one history alone. Every state counts as new, and each process is one object
+    that is driven on, so that states that are past are not there any more."""
 
     def __init__(self, *, merge: bool = True) -> None:
         self._merge = merge
@@ -87,7 +88,8 @@ class Cells:
         """event: as the process takes it, but for a message, which is given by number."""
         found = self._steps.get((cell, event)) if self._merge else None
         if found is None:
-            process = clone(self.cells[cell].process)
+            process = self.cells[cell].process
+            process = clone(process) if self._merge else process
             found = self._steps[cell, event] = self._step(process, self._spelled(event))
         return found
 

@@ -9,7 +9,7 @@ import enum
 import itertools
 import logging
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -59,8 +59,10 @@ def _same(cloner: Cloner, original: Any) -> Any:
 
 def _dict(cloner: Cloner, original: dict[Any, Any]) -> Any:
     made = cloner.keep(original, type(original).__new__(type(original)))
+    if isinstance(original, defaultdict):
+        made.default_factory = cloner.clone(original.default_factory)
     for key, value in original.items():
-        dict.__setitem__(made, cloner.clone(key), cloner.clone(value))
+        made[cloner.clone(key)] = cloner.clone(value)
     if (attributes := getattr(original, "__dict__", None)) is not None:
         made.__dict__.update({name: cloner.clone(value) for name, value in attributes.items()})
     return made

@@ -8,9 +8,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from rlt.connector.messages import Ack, WriterEnded
+from rlt.connector.receive_record import Phase as Receiving
 from rlt.connector.receive_record import ReceiveRecord
 from rlt.connector.receiver import Receiver
 from rlt.connector.sender import Phase, Sender, SendRecord
+from rlt.runtime.interfaces import ReceiveComplete
 
 
 class Mutation(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,10 +31,6 @@ def _received_on_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def _receive_without_times(receiver: Receiver, record: ReceiveRecord, commit: object) -> None:
-    from rlt.connector.messages import Ack
-    from rlt.connector.receive_record import Phase as Receiving
-    from rlt.runtime.interfaces import ReceiveComplete
-
     receiver._messages.append((record.peer, Ack(generation=record.generation)))
     receiver._close(record, Receiving.RECEIVED)
     receiver._let_go(record, ReceiveComplete(record.generation))
@@ -61,8 +60,6 @@ def _proved(record: ReceiveRecord) -> bool:
 
 def _source_freed_early(patch: pytest.MonkeyPatch) -> None:
     def advance(sender: Sender, record: SendRecord) -> None:
-        from rlt.connector.messages import WriterEnded
-
         if record.phase is Phase.STOPPING:
             ended = WriterEnded(generation=record.generation, posted=len(record.posted))
             sender._messages.append((record.peer, ended))

@@ -22,7 +22,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Explored(msgspec.Struct, frozen=True):
-    """seconds: of this process's own computing."""
+    """seconds: of processor time."""
 
     states: int
     transitions: int

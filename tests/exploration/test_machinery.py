@@ -2,12 +2,19 @@
 
 import itertools
 import random
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
 from typing import Any
 
 import pytest
 
+from rlt.connector import receiver, sender
+from rlt.coordinator import handoffs, members, supervisors
+from rlt.decode import engine
+from rlt.prefill import pairs
+from rlt.runtime import admission
+
+from . import coordinator_process, worker_process
 from .bounds import BOUNDS
 from .cells import Cells
 from .cloning import clone
@@ -21,6 +28,8 @@ class Node:
         self.items: list[int] = []
         self.add = self.items.append
         self.count = Counter({"a": 1})
+        self.ordered = OrderedDict({"b": self.items})
+        self.by_default = defaultdict(list, {"c": [1]})
         self.line = deque([self], maxlen=3)
         self.later = lambda: self.items
         self.bound = partial(self.total, 1)
@@ -37,7 +46,18 @@ def test_a_copy_shares_no_changeable_object() -> None:
     copied.count["a"] += 1
     assert node.items == [] and copied.items == [7] and copied.later() is copied.items
     assert node.count["a"] == 1 and copied.line[0] is copied and copied.bound() == 8
+    again = clone(copied)
+    assert list(again.ordered.items()) == [("b", [7])] and again.ordered["b"] is again.items
+    assert again.by_default["d"] == [] and "d" not in node.by_default
     assert next(copied.numbers) == 5 == next(node.numbers)
+
+
+def test_a_step_of_time_outlasts_whatever_it_may_end() -> None:
+    """Else "past" would not say enough about a time, and states would be merged that differ."""
+    assert worker_process.STEP_S > max(receiver.SETTLE_S, engine.FENCING_S, admission.FORGET_S)
+    assert worker_process.STEP_S > max(receiver.REPEAT_S, sender.REPEAT_S, pairs.REPEAT_S)
+    assert coordinator_process.STEP_S > max(members.UNREACHABLE_S, handoffs.RECEIVED_S)
+    assert coordinator_process.STEP_S < supervisors.SILENT_S < 2 * coordinator_process.STEP_S
 
 
 def _lines(moment: Moment) -> dict[tuple[str, str], list[Any]]:
