@@ -12,7 +12,7 @@ from typing import Any
 from nixl import _bindings  # type: ignore[import-untyped]
 from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-untyped]
 
-from ..runtime.errors import ProtocolError
+from ..runtime.errors import ProtocolError, TransportError
 from .geometry import PoolDescription
 
 DIGEST_BYTES = 16
@@ -21,6 +21,11 @@ NIXL_ERRORS: tuple[type[Exception], ...] = tuple(
     kind
     for kind in vars(_bindings).values()
     if isinstance(kind, type) and issubclass(kind, Exception)
+)
+MISMATCHES = (  # what was loaded or described does not fit: no other try can change that
+    _bindings.nixlInvalidParamError,
+    _bindings.nixlMismatchError,
+    _bindings.nixlNotFoundError,
 )
 
 
@@ -37,13 +42,17 @@ _route_logging()
 
 class PoolAgent:
     def __init__(self, name: str, pool: PoolDescription) -> None:
+        """Raises TransportError: this worker has no agent to give, perhaps later."""
         self.name = name
-        self.nixl: Any = nixl_agent(name, nixl_agent_config(enable_prog_thread=False))
         regions = (
             (pool.kv_base, pool.kv_bytes, pool.device_id, ""),
             (pool.hidden_base, pool.hidden_pool_bytes, pool.device_id, ""),
         )
-        self._registered = self.nixl.register_memory(list(regions), pool.memory)
+        try:
+            self.nixl: Any = nixl_agent(name, nixl_agent_config(enable_prog_thread=False))
+            self._registered = self.nixl.register_memory(list(regions), pool.memory)
+        except NIXL_ERRORS as error:
+            raise TransportError(f"cannot make agent {name}: {why(error)}") from error
 
     def metadata(self) -> bytes:
         """For another agent's load()."""
@@ -51,14 +60,17 @@ class PoolAgent:
         return _digest(metadata) + metadata
 
     def load(self, sealed: bytes) -> str:
-        """Make another agent known; its name. Raises ProtocolError for bytes that are none."""
+        """Make another agent known; its name. Raises ProtocolError for bytes that are none or do
+        not fit, TransportError if it may work later."""
         digest, metadata = sealed[:DIGEST_BYTES], sealed[DIGEST_BYTES:]
         if digest != _digest(metadata):
             raise ProtocolError("damaged agent metadata")
         try:
             name = self.nixl.add_remote_agent(metadata)
-        except NIXL_ERRORS as error:
+        except MISMATCHES as error:
             raise ProtocolError(f"bad agent metadata: {error}") from error
+        except NIXL_ERRORS as error:
+            raise TransportError(f"its agent cannot be reached: {why(error)}") from error
         return text(name)
 
     def destroy(self) -> None:
@@ -70,6 +82,10 @@ class PoolAgent:
 def text(name: bytes | str) -> str:
     """NIXL gives names as either; a stranger's may be any bytes."""
     return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+
+def why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _digest(metadata: bytes) -> bytes:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..runtime.errors import ProtocolError
+from ..runtime.errors import ProtocolError, TransportError
 from ..runtime.types import KVGeometry
 from .geometry import PoolDescription, strides
-from .nixl_agent import NIXL_ERRORS, PoolAgent, text
+from .nixl_agent import MISMATCHES, NIXL_ERRORS, PoolAgent, text, why
 from .transport import Finished, Notification, Ticket, Write
 
 logger = logging.getLogger(__name__)
@@ -65,21 +65,24 @@ class NixlTransport:
         return self._writing().metadata()
 
     def add_target(self, target: str, metadata: bytes, pool: PoolDescription) -> None:
-        nixl = self._writing().nixl
         agent = self._writing().load(metadata)
         try:
-            if agent == _facing(target, self._name):
-                entries = nixl.prep_xfer_dlist(agent, _entry_list(pool), pool.memory)
-                self._targets[target] = Target(agent, entries)
-                return
-            fault = f"it is of agent {agent!r}"
+            self._targets[target] = Target(agent, self._entries_of(target, agent, pool))
+        except (ProtocolError, TransportError):
+            if all(agent != known.agent for known in self._targets.values()):
+                _forget(self._writing().nixl, agent)
+            raise
+
+    def _entries_of(self, target: str, agent: str, pool: PoolDescription) -> Any:
+        misfit = f"worker {target}: its agent metadata and pool description do not fit"
+        if agent != _facing(target, self._name):
+            raise ProtocolError(f"{misfit}: it is of agent {agent!r}")
+        try:
+            return self._writing().nixl.prep_xfer_dlist(agent, _entry_list(pool), pool.memory)
+        except MISMATCHES as error:
+            raise ProtocolError(f"{misfit}: {error}") from error
         except NIXL_ERRORS as error:
-            fault = str(error)
-        if all(agent != known.agent for known in self._targets.values()):
-            nixl.remove_remote_agent(agent)
-        raise ProtocolError(
-            f"worker {target}: its agent metadata and pool description do not fit: {fault}"
-        )
+            raise TransportError(f"worker {target} cannot be written to: {why(error)}") from error
 
     def remove_target(self, target: str) -> None:
         gone = self._targets.pop(target)
@@ -91,11 +94,11 @@ class NixlTransport:
         agent = PoolAgent(_facing(self._name, source), self._pool)
         try:
             name = agent.load(metadata)
-        except ProtocolError as error:
+        except (ProtocolError, TransportError) as error:
             agent.destroy()
-            raise ProtocolError(f"worker {source}: {error}") from error
+            raise type(error)(f"worker {source}: {error}") from error
         if name != source:
-            agent.nixl.remove_remote_agent(name)
+            _forget(agent.nixl, name)
             agent.destroy()
             raise ProtocolError(f"worker {source} sent the metadata of agent {name!r}")
         self._sources[source] = agent
@@ -115,7 +118,7 @@ class NixlTransport:
                 "WRITE", self._entries, write.local, target.entries, write.remote, write.notice
             )
         except NIXL_ERRORS as error:
-            self._ended.append(Finished(ticket, _why(error)))
+            self._ended.append(Finished(ticket, why(error)))
             return ticket
         running = self._running[ticket] = Running(handle)
         self._look(ticket, running, nixl.transfer)
@@ -170,7 +173,7 @@ class NixlTransport:
             try:
                 status = ask(running.handle)
             except NIXL_ERRORS as error:
-                running.error = _why(error)
+                running.error = why(error)
             else:
                 if status == "PROC":
                     return
@@ -179,7 +182,7 @@ class NixlTransport:
             running.handle.release()
         except NIXL_ERRORS as error:
             logger.warning("transfer %d (%s) cannot end yet: %s", ticket, running.error, error)
-            running.error = running.error or _why(error)
+            running.error = running.error or why(error)
             return
         del self._running[ticket]
         self._ended.append(Finished(ticket, running.error))
@@ -218,8 +221,4 @@ def _forget(nixl: Any, agent: str) -> None:
     try:
         nixl.remove_remote_agent(agent)
     except NIXL_ERRORS as error:
-        logger.warning("forgetting agent %s: %s", agent, _why(error))
-
-
-def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        logger.warning("forgetting agent %s: %s", agent, why(error))

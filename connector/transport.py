@@ -66,7 +66,8 @@ class Transport(Protocol):
         ...
 
     def add_target(self, target: str, metadata: bytes, pool: PoolDescription) -> None:
-        """Prepare to write to a peer. metadata: what its add_source gave for this worker."""
+        """Prepare to write to a peer. metadata: what its add_source gave for this worker. Raises
+        ProtocolError if the two do not match, TransportError if it may work later."""
         ...
 
     def remove_target(self, target: str) -> None:
@@ -74,7 +75,8 @@ class Transport(Protocol):
         ...
 
     def add_source(self, source: str, metadata: bytes) -> bytes:
-        """Let a peer write here, through an agent of its own; that agent's metadata."""
+        """Let a peer write here, through an agent of its own; that agent's metadata. Raises as
+        add_target does."""
         ...
 
     def remove_source(self, source: str) -> None:

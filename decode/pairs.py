@@ -28,7 +28,7 @@ from ..connector.messages import (
     WriterEnded,
 )
 from ..connector.worker_connector import WorkerConnector
-from ..runtime.errors import ProtocolError
+from ..runtime.errors import ProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class PairDesk:
         self._on_message = on_message
         self._welcomes: dict[str, PairWelcome] = {}
         self._listed: set[str] = set()
+        self._excused: set[str] = set()  # of those, whose trouble with the wire was told
         self._hellos: OrderedDict[str, PairHello] = OrderedDict()  # of who is not listed (yet)
         self.strangers = 0  # how many of those there were
         self.refused = 0  # hellos that no honest worker says
@@ -79,9 +80,10 @@ class PairDesk:
         for incarnation in gone:
             if self._welcomes.pop(incarnation, None):
                 self._connector.remove_peer(incarnation)
+            self._excused.discard(incarnation)
         for incarnation in new:
             if hello := self._hellos.pop(incarnation, None):
-                self.send(incarnation, self._answer(incarnation, hello))
+                self._answer(incarnation, hello)
         return PeerChange(tuple(gone), tuple(new))
 
     def listed(self, incarnation: str) -> bool:
@@ -103,7 +105,7 @@ class PairDesk:
             case PairHello() if len(encode(message)) > MOST_HELLO_BYTES:
                 self.refused += 1
             case PairHello() if incarnation in self._listed:
-                self.send(incarnation, self._answer(incarnation, message))
+                self._answer(incarnation, message)
             case PairHello():
                 self._remember(incarnation, message)
             case Chunk() | Commit() | WriterEnded():
@@ -118,7 +120,19 @@ class PairDesk:
         if len(self._hellos) > MOST_STRANGERS:
             self._hellos.popitem(last=False)
 
-    def _answer(self, incarnation: str, hello: PairHello) -> PairWelcome | PairRefused:
+    def _answer(self, incarnation: str, hello: PairHello) -> None:
+        """Not at all where the wire does not work: the hello comes again."""
+        try:
+            answer = self._judge(incarnation, hello)
+        except TransportError as error:
+            if incarnation not in self._excused:
+                self._excused.add(incarnation)
+                logger.warning("pair with %s does not open yet: %s", hello.worker, error)
+        else:
+            self._excused.discard(incarnation)
+            self.send(incarnation, answer)
+
+    def _judge(self, incarnation: str, hello: PairHello) -> PairWelcome | PairRefused:
         if welcome := self._welcomes.get(incarnation):
             return welcome
         try:

@@ -24,7 +24,7 @@ from ..connector.messages import (
     Stop,
 )
 from ..connector.worker_connector import WorkerConnector
-from ..runtime.errors import ConfigError, RltError
+from ..runtime.errors import ConfigError, RltError, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Pair:
         self.ready = False
         self.matched = False  # it was ready once: what fails now may work later
         self.refused: str | None = None  # for good: why
+        self.excused = False  # it was told why the pair does not open yet
 
 
 class PairBook:
@@ -175,14 +176,21 @@ class PairBook:
         try:
             self._connector.add_peer(incarnation, welcome.agent_metadata, welcome.pool)
         except RltError as error:
-            if pair.matched:
-                logger.warning("pair with %s does not open yet: %s", pair.peer.worker, error)
+            if pair.matched or isinstance(error, TransportError):
+                self._not_yet(pair, error)
             else:
                 self._refused(incarnation, str(error))
             return
         pair.ready = pair.matched = True
+        pair.excused = False
         logger.info("pair with %s is ready", pair.peer.worker)
         self._report(PairReady(decode=incarnation))
+
+    def _not_yet(self, pair: Pair, error: RltError) -> None:
+        """The next hello tries again; one line tells of all of them."""
+        if not pair.excused:
+            pair.excused = True
+            logger.warning("pair with %s does not open yet: %s", pair.peer.worker, error)
 
     def _refused(self, incarnation: str, reason: str) -> None:
         pair = self._pairs[incarnation]

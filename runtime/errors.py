@@ -132,6 +132,12 @@ class ProtocolError(RltError):
     code = "protocol"
 
 
+class TransportError(RltError):
+    """The wire between two workers does not work now, and may later."""
+
+    code = "transport"
+
+
 class InvariantBroken(RltError):
     """An owner's own books do not add up: a fault of rlt itself."""
 

@@ -9,7 +9,7 @@ import itertools
 
 from rlt.connector.geometry import PoolDescription, segment_of
 from rlt.connector.transport import Finished, Notification, Ticket, Write
-from rlt.runtime.errors import ProtocolError
+from rlt.runtime.errors import ProtocolError, RltError
 
 
 class Wire:
@@ -32,6 +32,7 @@ class ScriptedTransport:
         self._ended: list[Finished] = []
         self._tickets = itertools.count(1)
         self.closed = False
+        self.fault: RltError | None = None  # of the next pairing
         wire.ends[name] = self
 
     @property
@@ -42,6 +43,7 @@ class ScriptedTransport:
         return self._name.encode()
 
     def add_target(self, target: str, metadata: bytes, pool: PoolDescription) -> None:
+        self._maybe_fail()
         end = self._wire.ends.get(target)
         if metadata != f"{target}<{self._name}".encode() or end is None or end.pool != pool:
             raise ProtocolError(f"worker {target}: metadata and pool do not fit")
@@ -52,10 +54,16 @@ class ScriptedTransport:
         del self.targets[target]
 
     def add_source(self, source: str, metadata: bytes) -> bytes:
+        self._maybe_fail()
         if metadata != source.encode():
             raise ProtocolError(f"worker {source} sent the metadata of {metadata!r}")
         self.sources.add(source)
         return f"{self._name}<{source}".encode()
+
+    def _maybe_fail(self) -> None:
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
 
     def remove_source(self, source: str) -> None:
         self.sources.remove(source)

@@ -7,9 +7,11 @@ import time
 from contextlib import closing
 
 import pytest
+from nixl import _bindings  # type: ignore[import-untyped]
+from nixl._api import nixl_agent  # type: ignore[import-untyped]
 
 from rlt.connector.nixl_transport import NixlTransport, describe
-from rlt.runtime.errors import ProtocolError
+from rlt.runtime.errors import ProtocolError, RltError, TransportError
 
 from .pools import Pools, canary_pools, geometry
 
@@ -65,6 +67,51 @@ def test_damaged_metadata_is_refused_before_nixl_believes_it() -> None:
             with pytest.raises(ProtocolError, match="damaged"):
                 writer.add_target("d", bytes(bad[: draw.randint(0, len(bad))]), reader.pool)
         writer.add_target("d", good, reader.pool)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (_bindings.nixlBackendError, TransportError),
+        (_bindings.nixlRemoteDisconnectError, TransportError),
+        (_bindings.nixlUnknownError, TransportError),
+        (_bindings.nixlMismatchError, ProtocolError),
+        (_bindings.nixlNotFoundError, ProtocolError),
+    ],
+)
+@pytest.mark.parametrize("call", ["add_remote_agent", "prep_xfer_dlist"])
+def test_only_what_does_not_match_is_told_from_a_wire_that_may_work_later(
+    monkeypatch: pytest.MonkeyPatch, call: str, kind: type[Exception], expected: type[RltError]
+) -> None:
+    def fail(*_: object) -> None:
+        raise kind("as told")
+
+    with closing(transport("p")) as writer, closing(transport("d")) as reader:
+        mine = writer.agent_metadata()
+        theirs = reader.add_source("p", mine)
+        with monkeypatch.context() as broken:
+            broken.setattr(nixl_agent, call, fail)
+            with pytest.raises(expected, match="as told"):
+                writer.add_target("d", theirs, reader.pool)
+            if call == "add_remote_agent":
+                with pytest.raises(expected, match="as told"):
+                    reader.add_source("q", mine)
+        writer.add_target("d", theirs, reader.pool)
+
+
+def test_a_worker_that_can_have_no_agent_now_may_have_one_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise _bindings.nixlBackendError("no memory to lock")
+
+    with closing(transport("p")) as writer, closing(transport("d")) as reader:
+        metadata = writer.agent_metadata()
+        with monkeypatch.context() as broken:
+            broken.setattr(nixl_agent, "register_memory", fail)
+            with pytest.raises(TransportError, match="no memory to lock"):
+                reader.add_source("p", metadata)
+        reader.add_source("p", metadata)
 
 
 def test_an_idle_transport_uses_no_cpu() -> None:

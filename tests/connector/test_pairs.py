@@ -34,6 +34,7 @@ from rlt.connector.worker_connector import WorkerConnector
 from rlt.decode.pairs import MOST_HELLO_BYTES, MOST_STRANGERS, PairDesk, PeerChange
 from rlt.prefill.pairs import REPEAT_S, PairBook
 from rlt.runtime.clock import SystemClock
+from rlt.runtime.errors import TransportError
 from rlt.runtime.plans import SendOrder
 from rlt.runtime.types import Generation, TokenRange
 
@@ -45,9 +46,12 @@ Ends = Callable[[str], WorkerConnector]
 
 
 @pytest.fixture
-def connector() -> Ends:
-    wire = Wire()
+def wire() -> Wire:
+    return Wire()
 
+
+@pytest.fixture
+def connector(wire: Wire) -> Ends:
     def make(name: str) -> WorkerConnector:
         shape = geometry()
         pools = canary_pools(shape, blocks=4, rows=1)
@@ -199,6 +203,26 @@ def test_a_pair_that_does_not_match_is_refused_by_name(
     at_desk(mine, folder, act)
 
 
+def test_a_wire_that_does_not_work_is_no_refusal_and_the_next_hello_tries_again(
+    wire: Wire, connector: Ends, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine, theirs = connector(D), connector(P)
+
+    async def act(at: Desk) -> None:
+        at.desk.update((peer(P),))
+        socket = at.dial(P)
+        for _ in range(3):
+            wire.ends[D].fault = TransportError("no route")
+            socket.send(encode(hello(theirs)))
+            await until(lambda: wire.ends[D].fault is None, "it was tried")
+        socket.send(encode(hello(theirs)))
+        assert isinstance(await answer(socket), PairWelcome)
+        assert not socket.poll(0)
+        assert caplog.text.count("no route") == 1
+
+    at_desk(mine, folder, act)
+
+
 def test_what_strangers_send_is_passed_on_under_their_own_name_or_counted(
     connector: Ends, folder: Path
 ) -> None:
@@ -345,6 +369,25 @@ def test_a_pair_that_breaks_is_closed_and_opened_anew_once_its_writes_have_ended
         await until(lambda: at.book.ready(D), "the pair again")
         at.book.report_again()
         assert at.told[2:] == [PairReady(decode=D)] * 2
+
+    with_book(mine, folder, act)
+
+
+def test_a_wire_that_does_not_work_at_first_is_tried_again_with_the_next_hello(
+    wire: Wire, connector: Ends, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine, theirs = connector(P), connector(D)
+
+    async def act(at: Book) -> None:
+        at.book.update((peer(D, at.endpoint),))
+        for attempt in range(3):
+            said = await at.hello()
+            metadata = theirs.accept_peer(P, said.agent_metadata, said.pool)
+            wire.ends[P].fault = TransportError("no route") if attempt < 2 else None
+            at.say(PairWelcome(incarnation=D, pool=theirs.pool, agent_metadata=metadata))
+        await until(lambda: at.book.ready(D), "the pair")
+        assert at.told == [PairReady(decode=D)]
+        assert caplog.text.count("no route") == 1
 
     with_book(mine, folder, act)
 
