@@ -112,7 +112,7 @@ class CoordinatorLink:
         """Register until welcomed, then send heartbeats; both are repeated by this one timer."""
         silent_s = self._loop.time() - self._heard_s
         if self.draining and self._need_not_wait(silent_s):
-            self.end(0)
+            self.end(EXIT_RESTART)  # whether it stays down is not its own choice
         elif silent_s > self._silence_s:
             self._fail(
                 ServiceUnreachable(

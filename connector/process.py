@@ -1,8 +1,9 @@
 """Starts one worker process: parts, event loop, signals, and what its end looks like from outside.
 
 Builds what both roles share (executor, worker connector, clock, link) and hands it to the role's
-engine. Exit codes: 0 told to stop, EXIT_RESTART told to stop and to be started again, 1 failed
-while serving, 2 could not start (bad option, bad checkpoint, refused by the coordinator).
+engine. Exit codes: 0 told by the coordinator to end for good; EXIT_RESTART ended in order, to be
+started again (SIGTERM, or told so); 1 failed while serving; 2 could not start (bad option, bad
+checkpoint, refused by the coordinator).
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from ..runtime.errors import RltError, ServiceError, WorkerError
 from ..runtime.executor import ThreadExecutor, build_executor
 from ..runtime.interfaces import Clock, SchedulerConnector
 from ..runtime.types import KVGeometry, ModelDescription
-from .config import INCARNATION, WorkerConfig
+from .config import EXIT_RESTART, INCARNATION, WorkerConfig
 from .link import CoordinatorLink, LinkedEngine
 from .messages import PROTOCOL_VERSION, Register
 from .nixl_transport import NixlTransport
@@ -128,7 +129,8 @@ def run_worker(
 
 
 class _Terminations:
-    """SIGTERM: the first one lets the worker finish what it has, the second one ends it."""
+    """SIGTERM: the first one lets the worker finish what it has, the second one ends it. Either
+    way a supervisor that goes on starts it again; one that is stopping starts nobody."""
 
     def __init__(self) -> None:
         self._heard = 0
@@ -147,7 +149,7 @@ class _Terminations:
 
     async def enough(self) -> int:
         await self._enough.wait()
-        return 0
+        return EXIT_RESTART
 
 
 async def _serve(

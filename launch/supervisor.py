@@ -119,7 +119,7 @@ class Supervisor:
             )
         match self._phase:
             case Phase.STARTING if ended.status != 0 or not self._is_main(ended):
-                self._fail(ended, ended.status if ended.status > 0 else FAILED)
+                self._fail(ended, _code_of_failed_start(ended.status))
             case Phase.STARTING:
                 self._leave(ended)
             case Phase.SERVING:
@@ -218,6 +218,11 @@ class Supervisor:
         self._loop.cancel("escalate")
         if bound_s is not None:
             self._loop.after("escalate", bound_s, self._escalate)
+
+
+def _code_of_failed_start(status: int) -> int:
+    """A child's own code, where it says more than that it ended."""
+    return status if status > 0 and status != EXIT_RESTART else FAILED
 
 
 def _words(status: int) -> str:

@@ -44,6 +44,14 @@ def test_a_worker_that_dies_at_start_stops_everything_and_its_error_is_shown(
     assert list(tmp_path.glob("s-*")) == []
 
 
+def test_a_worker_that_is_terminated_at_start_ends_the_start_as_a_failure(tmp_path: Path) -> None:
+    ending = "import sys; sys.exit(75)"
+    with supervised({"main": WAIT, "worker": ending}, tmp_path) as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "worker exit code 75; stopping everything" in err
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_within_the_bounds(tmp_path: Path) -> None:
     stubborn = IGNORE_TERM + FOREVER
     with supervised({"main": SERVE, "worker": stubborn}, tmp_path) as process:

@@ -199,7 +199,16 @@ def test_a_draining_worker_whose_coordinator_is_silent_ends_by_itself_when_idle(
         p.hears(Heartbeat)
         p.answers = False
         p.terminate()
-        assert p.exit_code() == 0
+        assert p.exit_code() == EXIT_RESTART
+
+
+def test_a_worker_that_no_coordinator_has_welcomed_ends_at_once_and_is_to_be_started_again(
+    folder: Path,
+) -> None:
+    with lone_worker("decode", folder, reconnect_s=60.0) as d:
+        d.hears(Register)
+        d.terminate()
+        assert d.exit_code() == EXIT_RESTART
 
 
 def test_the_second_sigterm_ends_a_worker_at_once(folder: Path) -> None:
@@ -211,7 +220,7 @@ def test_the_second_sigterm_ends_a_worker_at_once(folder: Path) -> None:
         d.terminate()
         d.hears(Heartbeat, lambda beat: beat.draining)
         d.terminate()
-        assert d.exit_code() == 0
+        assert d.exit_code() == EXIT_RESTART
 
 
 class PlayedDecode:
