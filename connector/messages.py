@@ -59,11 +59,13 @@ class AskStatistics(Message, frozen=True, kw_only=True, tag="ask_statistics"):
 
 class DrainWorker(Message, frozen=True, kw_only=True, tag="drain_worker"):
     """Let this worker finish what it has, give it nothing new, then end it; restart: its supervisor
-    starts it again. Answered by DrainAnswer; asked again, the same answer. How far it is shows in
-    Statistics."""
+    starts it again. Answered by DrainAnswer. How far it is shows in Statistics. ask: the client's
+    own number of this ask; asked again with it, the same answer, and nothing else happens. 0: none.
+    """
 
     worker: str
     restart: bool = False
+    ask: int = 0
 
 
 ClientToCoordinator = Hello | Generate | CancelRequest | AskStatistics | DrainWorker
@@ -88,6 +90,7 @@ class DrainAnswer(Message, frozen=True, kw_only=True, tag="drain_answer"):
     worker: str
     incarnation: str = ""
     error: str | None = None
+    ask: int = 0
 
 
 class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):

@@ -16,7 +16,6 @@ from ..connector.messages import (
     ClientToCoordinator,
     CoordinatorToClient,
     DrainAnswer,
-    DrainWorker,
     Hello,
     ServiceInfo,
 )
@@ -57,7 +56,7 @@ class ServiceLink:
         self._taken: dict[RequestId, asyncio.Future[None]] = {}
         self._cancelled: dict[RequestId, asyncio.Future[None]] = {}
         self._told: dict[int, asyncio.Future[dict[str, object]]] = {}
-        self._drained: dict[str, asyncio.Future[DrainAnswer]] = {}
+        self._drained: dict[int, asyncio.Future[DrainAnswer]] = {}
         self._connected = False
         self._welcomed = False  # by this connection
         self._hello_s = 0.0  # when it was said last
@@ -116,13 +115,15 @@ class ServiceLink:
 
     async def drain(self, worker: str, *, restart: bool = False) -> DrainAnswer:
         """The answer comes when the drain has begun; it says why if it has not."""
-        drained = self._drained.setdefault(worker, self._loop.create_future())
+        ask = self._core.ask_drain(worker, restart=restart)
+        drained: asyncio.Future[DrainAnswer] = self._loop.create_future()
+        self._drained[ask.ask] = drained
         try:
-            self._ask(("drain", worker), DrainWorker(worker=worker, restart=restart))
+            self._ask(("drain", ask.ask), ask)
             return await self._answer(drained, f"the drain of {worker}")
         finally:
-            self._drained.pop(worker, None)
-            self._unanswered.answered(("drain", worker))
+            del self._drained[ask.ask]
+            self._unanswered.answered(("drain", ask.ask))
 
     def active(self) -> tuple[RequestId, ...]:
         return self._core.active()
@@ -240,7 +241,7 @@ class ServiceLink:
                 case Told(ask=ask, statistics=statistics):
                     _settle(self._told.get(ask), statistics)
                 case Drained(answer=answer):
-                    _settle(self._drained.get(answer.worker), answer)
+                    _settle(self._drained.get(answer.ask), answer)
                 case Abandoned(request_id=name):
                     self._abandoned.append(name)
                     self._cancel_abandoned()

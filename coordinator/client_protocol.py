@@ -20,6 +20,7 @@ from ..connector.messages import (
     CoordinatorToClient,
     Deltas,
     DrainAnswer,
+    DrainWorker,
     Generate,
     Rejected,
     ServiceInfo,
@@ -128,6 +129,10 @@ class ClientCore:
     def ask_statistics(self) -> AskStatistics:
         self._asks += 1
         return AskStatistics(ask=self._asks)
+
+    def ask_drain(self, worker: str, *, restart: bool) -> DrainWorker:
+        self._asks += 1
+        return DrainWorker(worker=worker, restart=restart, ask=self._asks)
 
     def active(self) -> tuple[RequestId, ...]:
         return tuple(name for name, live in self._live.items() if not live.ended)

@@ -47,6 +47,7 @@ class Worker:
     unreachable_since_s: float | None = None
     draining_since_s: float | None = None
     restart: bool = False  # once it is drained
+    told_to_end: bool = False  # for good
     live: tuple[LiveGeneration, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)
 

@@ -172,7 +172,7 @@ class CoordinatorState(Standing):
                 statistics = Statistics(ask=ask, values=self.statistics(), workers=workers)
                 self._effects.append(SendClient(client, statistics))
             case DrainWorker():
-                answer = self._draining.asked(message, now)
+                answer = self._draining.asked(client, message, now)
                 self._effects.append(SendClient(client, answer))
             case _:
                 assert_never(message)
@@ -185,9 +185,13 @@ class CoordinatorState(Standing):
         match message:
             case Register():
                 self._members.register(incarnation, message, now)
+                if (joined := self._registry.get(incarnation)) is not None:
+                    self._draining.joined(joined, now)
             case Supervise() | WorkerExited():
                 if worker is None:
                     self._members.supervised(incarnation, message, now)
+                    if isinstance(message, WorkerExited):
+                        self._draining.exited(message)
                 else:
                     self.counters["wrong_role_messages"] += 1
             case _:

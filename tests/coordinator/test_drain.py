@@ -2,16 +2,22 @@
 
 import pytest
 
-from rlt.connector.messages import DrainAnswer, DrainWorker, Reserve, Shutdown
+from rlt.connector.config import EXIT_RESTART
+from rlt.connector.messages import DrainAnswer, DrainWorker, Reserve, Shutdown, WorkerStatistics
+from rlt.coordinator.draining import MAX_ANSWERS
 
 from .looking import asks, assert_idle, outcome, step_until
 from .workers import ScriptedWorker
 from .world import World
 
 
-def drain(world: World, name: str, *, restart: bool = False) -> DrainAnswer:
-    world.from_client(DrainWorker(worker=name, restart=restart))
+def drain(world: World, name: str, *, restart: bool = False, ask: int = 0) -> DrainAnswer:
+    world.from_client(DrainWorker(worker=name, restart=restart, ask=ask))
     return world.clients[b"c0"].drained[-1]
+
+
+def statistics(world: World) -> tuple[WorkerStatistics, ...]:
+    return world.state._registry.statistics(lambda _: {})
 
 
 def live_with(world: World, *needed: str) -> None:
@@ -188,6 +194,71 @@ def test_a_draining_worker_may_make_new_ones_wait() -> None:
     assert outcome(world) == "length"
 
 
+def start_again(world: World, name: str, life: int) -> ScriptedWorker:
+    """It has registered, and heard nothing yet."""
+    worker = world.add(ScriptedWorker(name, "decode", life=life))
+    world.deliver_to_coordinator(worker.incarnation)
+    return worker
+
+
+def test_an_ask_that_is_sent_again_does_not_meet_the_workers_next_life() -> None:
+    world = World(decode=2)
+    first = drain(world, "d0", restart=True, ask=1)
+    assert first == DrainAnswer(worker="d0", incarnation="d0-1", ask=1)
+    run(world, 2.0)
+    new = world.named("d0").incarnation
+    assert new != "d0-1"
+    assert drain(world, "d0", restart=True, ask=1) == first
+    run(world, 2.0)
+    assert world.named("d0").incarnation == new
+    assert drain(world, "d0", restart=True, ask=2).incarnation == new
+
+
+def test_what_is_remembered_of_asks_is_bounded() -> None:
+    world = World(decode=2)
+    for ask in range(1, MAX_ANSWERS + 3):
+        drain(world, "nobody", ask=ask)
+    assert len(world.state._draining._answers) == MAX_ANSWERS
+
+
+def test_who_dies_in_the_midst_of_a_drain_for_good_goes_on_with_it_in_its_next_life() -> None:
+    world = World(decode=2)
+    world.generate(max_tokens=30)
+    live_with(world, "d0")
+    drain(world, "d0")
+    for life in (2, 3):
+        world.kill(world.named("d0").incarnation)
+        reborn = start_again(world, "d0", life)
+        assert "d0" in {w.worker for w in statistics(world) if w.draining}
+    world.deliver_all()
+    assert reborn.shutdown == Shutdown() and reborn.incarnation in world.reaped
+    meant = start_again(world, "d0", 4)  # it has ended: who starts another one means it
+    run(world, 1.0)
+    assert meant.shutdown is None and not any(w.draining for w in statistics(world))
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
+def test_a_drain_for_good_that_became_a_restart_is_forgotten() -> None:
+    world = World(decode=2)
+    world.generate(max_tokens=30)
+    live_with(world, "d0")
+    drain(world, "d0")
+    drain(world, "d0", restart=True)
+    world.kill("d0-1")
+    start_again(world, "d0", 2)
+    assert not any(w.draining for w in statistics(world))
+
+
+def test_a_restart_that_became_a_drain_for_good_holds_if_the_worker_ends_by_the_restart() -> None:
+    world = World(decode=2)
+    drain(world, "d0", restart=True)  # idle: it is told at once
+    drain(world, "d0")
+    run(world, 2.0)
+    assert [w.worker for w in statistics(world)] == ["p0", "d1"]
+    assert world.reaped["d0-1"].status == EXIT_RESTART, "it had heard of the restart first"
+
+
 def test_an_unknown_worker_cannot_be_drained() -> None:
     answer = drain(World(), "d7")
     assert answer.error is not None and "d0, p0" in answer.error
@@ -198,7 +269,7 @@ def test_statistics_tell_who_drains() -> None:
     world.generate(max_tokens=30)
     live_with(world, "d0")
     drain(world, "d0")
-    workers = world.state._registry.statistics(lambda _: {})
+    workers = statistics(world)
     assert {w.worker: w.draining for w in workers} == {"p0": False, "d0": True, "d1": False}
     assert {w.worker: w.pairs for w in workers} == {
         "p0": ("d0", "d1"),

@@ -8,6 +8,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
+from rlt.connector.config import EXIT_RESTART
 from rlt.connector.messages import (
     Accepted,
     CancelDone,
@@ -213,7 +214,7 @@ class World:
         """It ends in order; its supervisor reaps it, and starts it again if that was asked for."""
         while self.to_coordinator[worker.incarnation]:
             self.deliver_to_coordinator(worker.incarnation)
-        self.kill(worker.incarnation, noticed=False)
+        self.kill(worker.incarnation, noticed=False, status=EXIT_RESTART if restart else 0)
         self.from_supervisor.append(self.reaped[worker.incarnation])
         if restart:
             life = worker.life + 1000
@@ -320,11 +321,11 @@ class World:
         self.time_s += seconds
         self.perform(self.state.tick(self.now))
 
-    def kill(self, incarnation: str, *, noticed: bool = True) -> None:
+    def kill(self, incarnation: str, *, noticed: bool = True, status: int = -9) -> None:
         """The process ends and is reaped. noticed: the coordinator hears of it at once."""
         worker = self.workers.pop(incarnation)
         self.dead.add(incarnation)
-        self.reaped[incarnation] = _exited(worker)
+        self.reaped[incarnation] = _exited(worker, status)
         del self.to_worker[incarnation], self.to_coordinator[incarnation]
         if noticed:
             message = self.reaped[incarnation]
@@ -345,7 +346,7 @@ class World:
         raise AssertionError(f"not idle: {self.state.statistics()}")
 
 
-def _exited(worker: ScriptedWorker) -> WorkerExited:
+def _exited(worker: ScriptedWorker, status: int) -> WorkerExited:
     return WorkerExited(
-        worker=worker.name, incarnation=worker.incarnation, pid=worker.pid, status=-9
+        worker=worker.name, incarnation=worker.incarnation, pid=worker.pid, status=status
     )
