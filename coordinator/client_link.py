@@ -7,6 +7,7 @@ loop and is touched on it alone.
 
 import asyncio
 import uuid
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, assert_never
 
@@ -39,6 +40,7 @@ from .unanswered import Unanswered
 SILENCE_S = 10.0  # the service sends Alive every second while anything is open
 WATCH_S = 0.5
 HELLO_S = 1.0  # an unanswered hello is said again
+MOST_ABANDONED = 4096  # without a connection; the service cancels what it had when it closed
 
 T = TypeVar("T")
 Sink = Callable[[Delta], None]
@@ -60,7 +62,7 @@ class ServiceLink:
         self._connected = False
         self._welcomed = False  # by this connection
         self._hello_s = 0.0  # when it was said last
-        self._abandoned: list[RequestId] = []
+        self._abandoned: deque[RequestId] = deque(maxlen=MOST_ABANDONED)  # the oldest go
         self._heard_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._channel: DealerChannel[CoordinatorToClient, ClientToCoordinator] = DealerChannel(
@@ -160,9 +162,8 @@ class ServiceLink:
 
     def _cancel_abandoned(self) -> None:
         if self._welcomed:
-            for name in self._abandoned:
-                self._channel.send(CancelRequest(request_id=name))
-            self._abandoned = []
+            while self._abandoned:
+                self._channel.send(CancelRequest(request_id=self._abandoned.popleft()))
 
     # Time
 

@@ -21,6 +21,7 @@ from rlt.connector.messages import (
     Hello,
     ServiceInfo,
 )
+from rlt.coordinator import client_link
 from rlt.coordinator.async_client import AsyncClient
 from rlt.coordinator.config import CoordinatorConfig
 from rlt.coordinator.service import CoordinatorService
@@ -136,6 +137,26 @@ def test_a_service_that_does_not_come_back_is_unreachable_in_bounded_time() -> N
                 await client.stats()
             await service.start()
             assert (await client.generate([3], max_tokens=4)).token_ids
+
+    run(scenario)
+
+
+def test_what_a_client_gave_up_without_a_service_is_remembered_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_link, "SILENCE_S", 0.2)
+    monkeypatch.setattr(client_link, "MOST_ABANDONED", 3)
+
+    async def scenario() -> None:
+        async with killable() as service, AsyncClient(service.endpoint) as client:
+            await service.kill()
+            asks = [client.generate([n], max_tokens=4) for n in range(5)]
+            answers = await asyncio.gather(*asks, return_exceptions=True)
+            assert [type(answer) for answer in answers] == [ServiceUnreachable] * 5
+            assert len(client.link._abandoned) == 3
+            await service.start()
+            assert (await client.generate([3], max_tokens=4)).token_ids
+            assert not client.link._abandoned
 
     run(scenario)
 
