@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 WORD = -1  # all bits set: a NaN in every dtype, so that whoever reads it gets no number
 WORD_BYTES = 2
-SWEEP_BYTES = 16 << 20  # looked at in one sweep
+SWEEP_BYTES = 1 << 20  # looked at in one sweep: more at once costs memory, and the worker time
 
 
 class Canary:

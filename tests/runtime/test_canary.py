@@ -120,12 +120,16 @@ def test_a_bounded_sweep_comes_round_to_every_free_block(
 def test_a_granted_block_may_be_written_and_a_quarantined_one_too(watched: Watched) -> None:
     allocation = watched.manager.allocate(G, 4, (Lease.OWNER, Lease.RECEIVE))
     assert allocation is not None
-    watched.manager.quarantine(G, Lease.RECEIVE)
+    watched.manager.quarantine(G)
     watched.free()
     for row in allocation.tables:
         watched.kv[list(row)] = 1.0
     watched.canary.sweep()
     assert watched.canary.hits == 0
+    watched.manager.end_quarantine(G)
+    watched.compute.synchronize()
+    blocks = [block for row in allocation.tables for block in row]
+    assert bool((watched.words(blocks) == WORD).all()), "free again, and filled"
 
 
 def test_a_grant_waits_for_the_fill_of_what_was_just_freed(watched: Watched) -> None:
