@@ -20,10 +20,8 @@ from .matrix_table import write_page, write_results
 SAMPLE = {  # of every run; the others are soak
     "P_killed-sending-default",
     "P_killed-committed-default",
-    "D_killed-computing-tcp",
-    "D_killed-decoding-tcp",
+    "D_killed-decoding-default",
     "link_cut-sending-tcp",
-    "link_cut-activating-tcp",
 }
 
 
