@@ -80,7 +80,8 @@ class Room:
         return int(self._watermark * self._kv.usable_blocks())
 
     def most_urgent_suspended(self) -> Urgency | None:
-        return min((request.urgency for request in self._book.suspended()), default=None)
+        """Of those that may come back."""
+        return min((request.urgency for request in self._returning()), default=None)
 
     def _largest_snapshot(self, spec: EngineRequest) -> int:
         geometry = self._geometry
@@ -101,8 +102,8 @@ class Room:
         loops = ready.get(Phase.NEEDS_LOOP, [])
         needy = [r for r in loops if r.position >= self._kv.granted_tokens(r.generation)]
         for request in sorted(needy, key=lambda request: request.urgency):
-            if request.phase is Phase.NEEDS_LOOP and not self._grow(request):
-                self._stalled.add(request.generation)
+            if request.phase is Phase.NEEDS_LOOP:
+                self._give_column(request)
         if not needy:
             return ready
         out = self._stalled | self._held
@@ -114,6 +115,29 @@ class Room:
         if self._unsaved and not left:
             self._fail_one_unsaved()
         return left
+
+    def _give_column(self, request: Request) -> None:
+        if self._beyond_usable(request):
+            self._step_aside(request)
+        elif not self._grow(request):
+            self._stalled.add(request.generation)
+
+    def _beyond_usable(self, request: Request) -> bool:
+        """While a quarantine lasts, it could not go on even if nobody else held a block."""
+        tokens = min(request.position + 1, request.spec.capacity_tokens)
+        columns = max(self._kv.columns(request.generation), self._geometry.plane_blocks(tokens))
+        return columns * self._geometry.num_planes > self._kv.usable_blocks()
+
+    def _step_aside(self, request: Request) -> None:
+        """Nobody gives way to it in vain, and what it holds serves others."""
+        if Lease.PASS in self._kv.leases(request.generation) or request.receive_slot is not None:
+            self._held.add(request.generation)
+            self._numbers["deferred_hazard"] += 1
+            return
+        self._numbers["deferred_capacity"] += 1
+        self._suspend(request.generation)
+        if request.generation in self._unsaved:
+            self._stalled.add(request.generation)
 
     def _grow(self, request: Request) -> bool:
         while not self._kv.grow(request.generation, request.position + 1):
@@ -162,10 +186,14 @@ class Room:
 
     # The way back.
 
+    def _returning(self) -> list[Request]:
+        """Suspended requests, but for those that have to wait for the end of a quarantine."""
+        return [r for r in self._book.suspended() if not self._beyond_usable(r)]
+
     def resume(self) -> None:
         """Suspended requests get blocks and a slot again, most urgent first, unless someone who
         executes lacks a column."""
-        while (waiting := self._book.suspended()) and not self._someone_stalls():
+        while (waiting := self._returning()) and not self._someone_stalls():
             request = min(waiting, key=lambda request: request.urgency)
             planes, generation = self._geometry.num_planes, request.generation
             margin = resume_margin(

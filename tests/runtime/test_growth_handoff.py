@@ -142,6 +142,43 @@ def test_nothing_is_reserved_while_a_suspended_request_waits_to_come_back() -> N
     assert isinstance(pair.start(engine_request(3, (1,), max_tokens=1)), Reservation)
 
 
+def test_who_does_not_fit_beside_a_quarantine_waits_alone_until_it_ends() -> None:
+    pair = GrowingPair(d_blocks=7 * 4, admission="incremental", prefix_cache=False)
+    large, small, lost = (
+        engine_request(n, (n, 2, 3), max_tokens=most, threshold=1.0)
+        for n, most in ((1, 11), (2, 3), (3, 3))
+    )
+    for request in (large, small, lost):
+        assert isinstance(pair.start(request), Reservation)
+    pair.cancel(lost.generation)
+    pair.stop_writer(lost.generation, proof=False)  # 2 or 3 of 7 columns; the large one needs 7
+
+    def run_until_ended(generation: Generation) -> None:
+        for _ in range(300):
+            pair.prefill.step()
+            pair.deliver()
+            pair.decode.step()
+            if generation not in pair.decode.core.live():
+                return
+        raise AssertionError(f"live: {pair.decode.core.live()}")
+
+    run_until_ended(small.generation)
+    while pair.decode.core.live() != {large.generation: "suspended"}:
+        pair.decode.step()
+    later = engine_request(4, (4, 2), max_tokens=4, threshold=1.0)
+    assert isinstance(pair.start(later), Reservation), "nobody is held back for it"
+    run_until_ended(later.generation)
+    numbers = pair.decode.core.statistics()
+    pair.decode.step()
+    assert pair.decode.core.statistics()["passes"] == numbers["passes"], "and it does not spin"
+    pair.prove(lost.generation)
+    pair.settle()
+    ended = outcomes(pair.decode.events)
+    for request in (large, small, later):
+        assert ended[request.generation].result == oracle(request)
+    at_rest(pair.decode.core)
+
+
 def test_small_reservations_do_not_starve_a_large_one() -> None:
     pair = GrowingPair(d_blocks=10 * 4, prefix_cache=False)
     held = engine_request(1, (1, 2), max_tokens=9)
@@ -283,3 +320,76 @@ def test_whatever_the_order_every_request_ends_once_and_is_exact(
             assert outcome.released == computed[request.generation].released == 1
             assert outcome.tokens == expected[0][: len(outcome.tokens)]
             assert request.generation in cancelled or outcome.result == expected
+
+
+def _let_end_who_fits(
+    pair: GrowingPair, wanted: set[Generation], made: list[EngineRequest]
+) -> None:
+    """Whatever is quarantined, nobody waits for those that do not fit beside it."""
+    core, geometry = pair.decode.core, pair.decode.executor.capabilities().geometry
+    for _ in range(3000):
+        pair.prefill.step()
+        pair.deliver()
+        pair.decode.step()
+        numbers = core.statistics()
+        usable = numbers["blocks_total"] - numbers["blocks_quarantined"]
+        fits = {r.generation for r in made if geometry.blocks(r.capacity_tokens) <= usable}
+        if not fits & wanted & core.live().keys():
+            return
+    raise AssertionError(f"live: {core.live()}")
+
+
+@examples(max_examples=300, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 14)), min_size=2, max_size=6),
+    losing=st.sets(st.integers(1, 6), min_size=1, max_size=3),
+    actions=st.lists(st.sampled_from(["start", "p", "d", "deliver", "lose"]), max_size=80),
+    spare_columns=st.integers(0, 3),
+    max_in_flight=st.integers(1, 3),
+    prefix_cache=st.booleans(),
+)
+def test_beside_a_quarantine_whoever_fits_ends_and_the_others_when_it_ends(
+    sizes: list[tuple[int, int]],
+    losing: set[int],
+    actions: list[str],
+    spare_columns: int,
+    max_in_flight: int,
+    prefix_cache: bool,
+) -> None:
+    made = [
+        engine_request(number, (number, *range(1, prompt)), max_tokens=most, threshold=1.0)
+        for number, (prompt, most) in enumerate(sizes, start=1)
+    ]
+    largest = max(-(-request.capacity_tokens // 2) for request in made)
+    pair = GrowingPair(
+        d_blocks=(largest + spare_columns) * 4,
+        admission="incremental",
+        prefix_cache=prefix_cache,
+        max_in_flight=max_in_flight,
+    )
+    left, to_lose = list(made), sorted(losing, reverse=True)
+    started, lost = set[Generation](), set[Generation]()
+    for action in (*actions, "start", "start"):
+        if action == "start" and left and isinstance(pair.start(left[0]), Reservation):
+            started.add(left.pop(0).generation)
+        elif action == "lose" and to_lose:
+            generation = Generation(to_lose.pop())
+            if generation in started:
+                lost.add(generation)
+                pair.cancel(generation)
+                pair.stop_writer(generation, proof=False)
+        elif action == "p":
+            pair.prefill.step()
+        elif action == "d":
+            pair.decode.step()
+        elif action == "deliver":
+            pair.deliver()
+    _let_end_who_fits(pair, started - lost, made)
+    for generation in lost:
+        pair.prove(generation)
+    pair.settle()
+    at_rest(pair.decode.core)
+    ended = outcomes(pair.decode.events)
+    for request in made:
+        if request.generation in started - lost:
+            assert ended[request.generation].result == oracle(request)
