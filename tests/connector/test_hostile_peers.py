@@ -1,4 +1,4 @@
-"""A registered peer that says anything: no transfer of others notices, and nothing grows with it."""
+"""A registered peer that says anything: no other transfer notices, and nothing grows with it."""
 
 from collections.abc import Callable
 
