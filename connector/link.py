@@ -176,7 +176,9 @@ class CoordinatorLink:
             case Reserve() | Prefill() | Cancel() | Resend():
                 self._note_epoch(message.generation)
                 self._engine.handle(message)
-            case HeartbeatAnswer() | Confirm():
+            case HeartbeatAnswer():
+                self._engine.handle(self._checked(message))
+            case Confirm():
                 self._engine.handle(message)
             case _:
                 assert_never(message)
@@ -194,6 +196,12 @@ class CoordinatorLink:
             self._beat()
         else:
             self._beat_after(message.heartbeat_s)
+
+    def _checked(self, answer: HeartbeatAnswer) -> HeartbeatAnswer:
+        """Of an epoch that this worker has not heard of, no number is closed yet."""
+        if answer.oldest_live >> EPOCH_SHIFT <= self._highest_epoch:
+            return answer
+        return msgspec.structs.replace(answer, oldest_live=Generation(0))
 
     def _note_epoch(self, generation: Generation) -> None:
         """A coordinator's epoch may rise after its Welcome."""

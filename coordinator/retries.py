@@ -14,6 +14,7 @@ from .attempt import Attempt, Leg
 from .attempts import Attempts
 from .credits import Books
 from .dispatch import Dispatcher
+from .generations import Generations
 from .now import Now
 from .registry import Registry
 from .request import Request
@@ -35,6 +36,7 @@ class Retries:
         fail: Callable[[Request, str, str], None],
         counters: Counter[str],
         remind: Callable[[str, Now], None],
+        generations: Generations,
         max_attempts: int,
     ) -> None:
         """remind: tell a worker who is here."""
@@ -45,6 +47,7 @@ class Retries:
         self._dispatcher = dispatcher
         self._fail = fail
         self._counters = counters
+        self._generations = generations
         self._max_attempts = max_attempts
 
     def attempt_failed(self, attempt: Attempt, code: str, error: str, now: Now) -> None:
@@ -75,6 +78,8 @@ class Retries:
             self._registry.pair_closed(attempt.prefill.worker, attempt.decode.worker)
         elif code == "pair_closed":
             self._remind(leg.worker, now)
+        elif code == "closed":  # it closed numbers that were never given: leave them behind
+            self._generations.exceed(self._generations.epoch)
         if code == ProtocolError.code:  # P says that D's reservation cannot be
             leg = attempt.decode
         self._dispatcher.put_back(attempt.request, leg.worker, code, reason)

@@ -126,6 +126,7 @@ class CoordinatorState(Standing):
             fail=desk.fail,
             counters=counters,
             remind=self._members.remind,
+            generations=self._generations,
             max_attempts=config.max_attempts,
         )
         self._draining = Draining(

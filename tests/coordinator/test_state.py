@@ -343,6 +343,22 @@ def test_a_closed_pair_is_not_asked_again_until_it_is_ready_again() -> None:
     assert outcome(world) == "length"
 
 
+def test_who_holds_numbers_for_closed_that_were_never_given_gets_higher_ones() -> None:
+    """As after a damaged HeartbeatAnswer: else that worker would refuse all requests for ever."""
+    world = World()
+    world.generate()
+    [first] = asks(world.named("d0"), Reserve) or [world.to_worker["d0-1"][-1]]
+    world.to_worker["d0-1"].clear()
+    no = Refused(generation=first.generation, code="closed", reason="it ended here")
+    world.perform(world.state.handle_worker("d0-1", no, world.now))
+    world.deliver_to_worker("d0-1")
+    again = asks(world.named("d0"), Reserve)[-1]
+    assert again.generation >> 40 == (first.generation >> 40) + 1
+    world.deliver_all()
+    assert_idle(world)
+    assert outcome(world) == "length"
+
+
 def test_a_decode_worker_that_does_not_know_the_prefill_worker_yet_is_told_of_it() -> None:
     world = World()
     world.generate()

@@ -107,6 +107,12 @@ def test_memory_of_an_expelled_writer_comes_back_when_its_process_is_reaped(fold
         beat = d.hears(Heartbeat, figure("blocks_quarantined", 0))
         assert beat.quarantined_from == () and beat.statistics["slots_withdrawn"] == 0
         assert beat.statistics["blocks_free"] == 64 and beat.statistics["late_handoff_events"] == 0
+        d.oldest_live = Generation((EPOCH + 1) << 40)  # of no epoch that it was told of
+        d.hears(Heartbeat)
+        d.hears(Heartbeat)
+        d.say(listing(3, P))
+        d.say(reserve(Generation(FIRST + 1)))
+        d.hears(Reserved)
         d.say(Shutdown(restart=True))
         assert d.exit_code() == EXIT_RESTART
 
