@@ -311,6 +311,7 @@ def test_closing_leaves_no_shared_memory_and_no_file(
     assert not _segments({os.getpid(), receiver.process.pid})
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.environ.get("UCX_TLS") == "tcp", reason="this is that run")
 def test_the_same_holds_over_tcp() -> None:
     command = [sys.executable, "-P", "-m", "pytest", "-q", str(Path(__file__))]

@@ -21,7 +21,6 @@ SAMPLE = {  # of every run; the others are soak
     "P_killed-sending-default",
     "P_killed-committed-default",
     "D_killed-decoding-default",
-    "link_cut-sending-tcp",
 }
 
 

@@ -73,10 +73,9 @@ def unharmed(faults: Faults, client: Client) -> None:
     assert not [line for line in faults.service.log if "Traceback" in line]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_bad_frames_from_authentic_peers_end_nobody(seed: int) -> None:
     with faulty(seed=chosen_seed(seed)) as faults, faults.client() as client:
         spoiler = spoil(faults, faults.seed, 250)

@@ -146,6 +146,7 @@ def test_a_killed_worker_comes_back_as_another_and_nobody_else_does(
         assert client.generate(ASKED, timeout_s=60).text == ANSWER
 
 
+@pytest.mark.soak
 def test_a_stopped_worker_is_expelled_killed_and_replaced(service: Running) -> None:
     before = service.wait(whole).find("decode-0")
     assert before is not None

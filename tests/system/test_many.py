@@ -18,6 +18,7 @@ def shared_memory() -> set[str]:
     return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_eight_services_start_at_once_answer_and_leave_nothing() -> None:
     before = shared_memory()
