@@ -385,12 +385,21 @@ class HeartbeatAnswer(Message, frozen=True, kw_only=True, tag="heartbeat_answer"
     dead: tuple[str, ...] = ()
 
 
+def _check_generation(generation: Generation, request: EngineRequest) -> None:
+    """A frame that contradicts itself is malformed: two owners would know it by two numbers."""
+    if request.generation != generation:
+        raise ValueError(f"generation {generation} with a request of {request.generation}")
+
+
 class Reserve(Message, frozen=True, kw_only=True, tag="reserve"):
     """Answered by Reserved, MustWait or Refused; the same generation gets the same blocks."""
 
     generation: Generation
     request: EngineRequest
     prefill: str  # incarnation of the prefill worker that will write
+
+    def __post_init__(self) -> None:
+        _check_generation(self.generation, self.request)
 
 
 class Prefill(Message, frozen=True, kw_only=True, tag="prefill"):
@@ -400,6 +409,9 @@ class Prefill(Message, frozen=True, kw_only=True, tag="prefill"):
     request: EngineRequest
     decode: str  # incarnation of the decode worker
     reservation: Reservation
+
+    def __post_init__(self) -> None:
+        _check_generation(self.generation, self.request)
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):

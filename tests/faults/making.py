@@ -11,6 +11,8 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect
 
+from rlt.runtime.types import EngineRequest
+
 INTEGERS = (0, 1, 2, 3, 5, 16, 64, -1, 511, 512, 1 << 31, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
 FLOATS = (0.0, 1.0, 0.5, -1.0, 1e-9, 1e300, float("inf"), float("nan"))
 STRINGS = ("", "x", "prefill", "decode", "\x00", "é" * 300, "/" * 70)
@@ -69,6 +71,8 @@ class Maker:
             if not field.required and self.draw.chance(3):
                 continue
             made[field.name] = self._value(field.type, field.name)
+        if isinstance(request := made.get("request"), EngineRequest):
+            made["generation"] = request.generation  # a frame that differs is malformed
         return kind(**made)
 
     def _value(self, kind: inspect.Type, name: str) -> Any:
