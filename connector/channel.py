@@ -164,7 +164,7 @@ class RouterChannel(_Channel[In], Generic[In, Out]):
 
 
 class DealerChannel(_Channel[In], Generic[In, Out]):
-    """Dials one peer under a fixed identity; ZeroMQ dials again by itself after a break."""
+    """Dials one peer under a fixed identity, and again after every break."""
 
     def __init__(
         self,
@@ -172,37 +172,50 @@ class DealerChannel(_Channel[In], Generic[In, Out]):
         on_message: Callable[[In], None],
         *,
         identity: bytes,
+        on_change: Callable[[bool], None] | None = None,
         high_water: int = 10_000,
     ) -> None:
+        """on_change: told when the connection opens and closes, before any message that comes
+        later."""
         super().__init__(zmq.DEALER, incoming, high_water)
         self._socket.set(zmq.IDENTITY, identity)
         self._on_message = on_message
-        self._watch: ConnectionWatch | None = None
-
-    def watch(self, on_change: Callable[[bool], None]) -> None:
-        """Have it told, from before connect() on, when the connection opens and closes."""
-        self._watch = ConnectionWatch(self._socket, on_change)
+        self._on_change = on_change
+        self._endpoint = ""
+        self._watch = ConnectionWatch(
+            self._socket, on_change=self._changed, on_given_up=self._dial_again
+        )
 
     def connect(self, endpoint: str) -> None:
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot dial {endpoint}: {error.strerror}") from error
+        self._endpoint = endpoint
         self._look_again()
 
     def send(self, message: Out) -> SendResult:
         return self._send([encode(message)])
 
     def _deliver(self, frames: list[bytes]) -> None:
-        if self._watch is not None:
+        if self._on_change is not None:
             self._watch.look()
         if len(frames) != 1:
             raise MalformedFrame(f"{len(frames)} frames instead of 1")
         self._on_message(self._decoder.decode(frames[0]))
 
+    def _changed(self, up: bool) -> None:
+        if self._on_change is not None:
+            self._on_change(up)
+
+    def _dial_again(self) -> None:
+        """What was under way is lost, as with any break."""
+        logger.warning("the connection to %s was broken by what came from it", self._endpoint)
+        self._socket.disconnect(self._endpoint)
+        self.connect(self._endpoint)
+
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        self._watch.close()
         super().close()
 
 

@@ -66,9 +66,11 @@ class ServiceLink:
         self._heard_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._channel: DealerChannel[CoordinatorToClient, ClientToCoordinator] = DealerChannel(
-            CoordinatorToClient, self._hear, identity=f"client-{uuid.uuid4().hex}".encode()
+            CoordinatorToClient,
+            self._hear,
+            identity=f"client-{uuid.uuid4().hex}".encode(),
+            on_change=self._connection_changed,
         )
-        self._channel.watch(self._connection_changed)
 
     async def open(self) -> ServiceInfo:
         """Say hello. Raises ServiceUnreachable if nobody answers in time."""

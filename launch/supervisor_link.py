@@ -27,6 +27,9 @@ LINGER_MS = 500
 MAX_FRAME_BYTES = 1 << 16
 BATCH = 256  # frames per wake-up, so that signals and children get their turn
 PROBE_MS, SILENT_MS = 5000, 15_000  # a peer that vanished without a word is noticed, and redialled
+UNHEARD_BEATS = (
+    3  # so many in a row that could not be sent: ZeroMQ may have given the connection up
+)
 
 
 class SupervisorLink:
@@ -51,6 +54,8 @@ class SupervisorLink:
         )
         self.malformed = 0
         self._context = zmq.Context()
+        self._endpoint = endpoint
+        self._unheard = 0
         self._socket = _dial(self._context, endpoint)
         loop.watch(self._socket.fileno(), self._look)
         self._supervise()
@@ -72,9 +77,18 @@ class SupervisorLink:
 
     def _supervise(self) -> None:
         """Lost without harm while the coordinator is away: the next one says it all again."""
-        self._send(Supervise(children=self._children()))
+        heard = self._send(Supervise(children=self._children()))
+        self._unheard = 0 if heard else self._unheard + 1
+        if self._unheard == UNHEARD_BEATS:
+            self._dial_again()
         self._look()
         self._loop.after("supervise", SUPERVISE_S, self._supervise)
+
+    def _dial_again(self) -> None:
+        """After a frame that it could not read ZeroMQ never does; sooner than ZeroMQ otherwise."""
+        self._unheard = 0
+        self._socket.disconnect(self._endpoint)
+        self._socket.connect(self._endpoint)
 
     def _look(self) -> None:
         for _ in range(BATCH):

@@ -11,9 +11,17 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from rlt.connector.channel import SLICE_S, RouterChannel
-from rlt.connector.codec import encode
-from rlt.connector.messages import AskStatistics, ClientToCoordinator, CoordinatorToClient
+from rlt.connector.channel import SLICE_S, DealerChannel, RouterChannel
+from rlt.connector.codec import MAX_FRAME_BYTES, encode
+from rlt.connector.connection_watch import GIVEN_UP_S
+from rlt.connector.messages import (
+    Alive,
+    AskStatistics,
+    CancelDone,
+    ClientToCoordinator,
+    CoordinatorToClient,
+)
+from rlt.runtime.types import RequestId
 
 Channel = RouterChannel[ClientToCoordinator, CoordinatorToClient]
 
@@ -108,3 +116,85 @@ def test_more_peers_than_the_usual_number_of_descriptors_do_not_end_the_listener
             sender.connect(endpoint)
             sender.send(encode(AskStatistics(ask=number)))
         assert listener.wait(30) == 0
+
+
+class Dialler:
+    """A DealerChannel, and somebody at the other end whom a test plays."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.heard: asyncio.Queue[CoordinatorToClient] = asyncio.Queue()
+        self.changes: list[bool] = []
+        self.channel: DealerChannel[CoordinatorToClient, ClientToCoordinator] = DealerChannel(
+            CoordinatorToClient,
+            self.heard.put_nowait,
+            identity=b"dialler",
+            on_change=self.changes.append,
+        )
+        self.channel.connect(endpoint)
+
+    async def reaches(self, listener: "zmq.Socket[bytes]", ask: int) -> None:
+        """Both ways; what is lost with a broken connection is said again."""
+        async with asyncio.timeout(10):
+            while True:
+                self.channel.send(AskStatistics(ask=ask))
+                if await asyncio.to_thread(listener.poll, 100):
+                    break
+        assert listener.recv_multipart() == [b"dialler", encode(AskStatistics(ask=ask))]
+        answer = CancelDone(request_id=RequestId(str(ask)))
+        listener.send_multipart([b"dialler", encode(answer)])
+        async with asyncio.timeout(10):
+            assert await self.heard.get() == answer
+
+
+def listening(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socket[bytes]":
+    listener = context.socket(zmq.ROUTER)
+    listener.set(zmq.ROUTER_HANDOVER, 1)
+    listener.bind(endpoint)
+    return listener
+
+
+def test_who_was_sent_an_oversized_frame_dials_again(caplog: pytest.LogCaptureFixture) -> None:
+    """libzmq alone would leave the dialler deaf and dumb for ever."""
+
+    async def run(endpoint: str) -> list[bool]:
+        with zmq.Context() as context, listening(context, endpoint) as listener:
+            dialler = Dialler(endpoint)
+            for ask in range(3):
+                await dialler.reaches(listener, ask)
+                listener.send_multipart([b"dialler", bytes(MAX_FRAME_BYTES + 1)])
+                async with asyncio.timeout(10):
+                    while dialler.changes.count(False) <= ask:
+                        await asyncio.sleep(0.01)
+            await dialler.reaches(listener, 3)
+            dialler.channel.close()
+            return dialler.changes
+
+    with tempfile.TemporaryDirectory(prefix="rlt-ch") as folder:
+        assert asyncio.run(run(f"ipc://{folder}/s")) == [True, False] * 3 + [True]
+    assert caplog.text.count("was broken by what came from it") == 3
+
+
+def test_what_was_said_to_a_listener_that_is_away_reaches_it_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run(endpoint: str) -> None:
+        with zmq.Context() as context:
+            with listening(context, endpoint) as listener:
+                dialler = Dialler(endpoint)
+                await dialler.reaches(listener, 1)
+                listener.send_multipart([b"dialler", encode(Alive())])
+                async with asyncio.timeout(10):
+                    assert await dialler.heard.get() == Alive()
+            async with asyncio.timeout(10):
+                while dialler.changes != [True, False]:
+                    await asyncio.sleep(0.01)
+            dialler.channel.send(AskStatistics(ask=2))
+            await asyncio.sleep(2 * GIVEN_UP_S)
+            with listening(context, endpoint) as listener:
+                assert await asyncio.to_thread(listener.poll, 10_000)
+                assert listener.recv_multipart()[1] == encode(AskStatistics(ask=2))
+            dialler.channel.close()
+
+    with tempfile.TemporaryDirectory(prefix="rlt-ch") as folder:
+        asyncio.run(run(f"ipc://{folder}/s"))
+    assert "was broken by what came from it" not in caplog.text

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from rlt.connector.messages import Supervise, WorkerExited
+from rlt.launch.supervisor_link import MAX_FRAME_BYTES, SUPERVISE_S
 
 from .fake_coordinator import FakeCoordinator
 from .script import SERVE, WAIT, supervised, wait_gone, wait_line
@@ -91,6 +92,20 @@ def test_an_incarnation_that_it_never_had_and_garbage_are_passed_over(tmp_path: 
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+def test_a_frame_larger_than_any_may_be_does_not_silence_it(tmp_path: Path) -> None:
+    with (
+        FakeCoordinator(tmp_path) as coordinator,
+        supervised({"main": SERVE, "worker": WAIT}, tmp_path, coordinator=coordinator.endpoint),
+    ):
+        child = coordinator.wait_child("worker")
+        coordinator.send_bytes(bytes(MAX_FRAME_BYTES + 1))
+        while coordinator.hear(1.5 * SUPERVISE_S) is not None:
+            continue  # what it said before that frame came
+        assert coordinator.wait(Supervise).children == (child,)
+        coordinator.expel(child.incarnation)
+        assert coordinator.wait(WorkerExited).incarnation == child.incarnation
 
 
 def test_an_end_is_kept_until_a_coordinator_can_hear_of_it(tmp_path: Path) -> None:
