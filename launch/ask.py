@@ -5,7 +5,6 @@ Uses the client library alone. Exit codes: 0 answered, 1 the request or the conn
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +12,14 @@ from typing import Any
 import msgspec
 
 from ..coordinator.client import Client
-from ..coordinator.discovery import discover
-from ..runtime.errors import RltError, ServiceUnreachable
 from ..runtime.interfaces import Delta
 from .answer import AnswerWriter, show_end
 from .ask_options import ASK, TABLE, settings_from
+from .at_service import at_service
 from .chat import Chat, run_chat
 from .depth_colours import wants_colour
 from .parser import build_parser
 
-FAILED, NO_SERVICE, INTERRUPTED = 1, 2, 130
-CONNECT_S = 10.0
 DESCRIPTION = "Ask a running rlt service one question, or chat with it, and stream the answers."
 
 
@@ -35,25 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.question = sys.stdin.read()
     if options.question is None and (options.json or options.raw):
         parser.error("argument --json/--raw: needs a question")
-    try:
-        address = options.connect or discover()
-    except ServiceUnreachable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return NO_SERVICE
-    try:
-        with Client(address, timeout_s=min(CONNECT_S, options.timeout_s)) as client:
-            return ask(client, options) if options.question is not None else chat(client, options)
-    except TimeoutError:
-        print(f"\nerror: no full answer within --timeout-s {options.timeout_s:g}", file=sys.stderr)
-        return FAILED
-    except RltError as error:
-        print(f"error: {error.code}: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever read the answer has had enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return FAILED
+    return at_service(
+        options, lambda client: (chat if options.question is None else ask)(client, options)
+    )
 
 
 def ask(client: Client, options: argparse.Namespace) -> int:
@@ -62,15 +42,19 @@ def ask(client: Client, options: argparse.Namespace) -> int:
         prompt = [{"role": "user", "content": options.question}]
     writer = AnswerWriter(sys.stdout, colour=wants_colour(sys.stdout, forced=options.colour))
     deltas: list[Delta] = []
-    with client.generate(
-        prompt, stream=True, timeout_s=options.timeout_s, **settings_from(options)
-    ) as stream:
-        for delta in stream:
-            deltas.append(delta)
-            if options.json:
-                print(msgspec.json.encode(delta).decode(), flush=True)
-            else:
-                writer.piece(delta)
+    try:
+        with client.generate(
+            prompt, stream=True, timeout_s=options.timeout_s, **settings_from(options)
+        ) as stream:
+            for delta in stream:
+                deltas.append(delta)
+                if options.json:
+                    print(msgspec.json.encode(delta).decode(), flush=True)
+                else:
+                    writer.piece(delta)
+    except TimeoutError:
+        print(file=sys.stderr)  # behind what there is of the answer
+        raise TimeoutError(f"no full answer within --timeout-s {options.timeout_s:g}") from None
     if not options.json:
         writer.end()
         show_end(deltas, depths=options.depths, timeline=options.timeline)

@@ -6,31 +6,15 @@ Owns the table alone. A chat changes the same settings with /set, parsed by the 
 import argparse
 from typing import Any
 
-from .parser import Option, endpoint, number, whole
+from .at_service import service_options
+from .parser import Option, number, whole
 
 ASK = "rlt-ask"
 _ASK = (ASK,)
 _MODELS = "the model's"
 
 TABLE = {
-    "service": (
-        Option(
-            flag="--connect",
-            commands=_ASK,
-            parse=endpoint,
-            shown="$RLT_CONNECT, else the one service of this machine",
-            unit="endpoint",
-            help="where the service listens for clients",
-        ),
-        Option(
-            flag="--timeout-s",
-            commands=_ASK,
-            parse=number(0, above=True),
-            default=600.0,
-            unit="seconds",
-            help="longest time for the whole answer",
-        ),
-    ),
+    "service": service_options(_ASK, timeout_s=600.0, of="for the whole answer"),
     "answer": (
         Option(
             flag="--max-tokens",

@@ -5,48 +5,24 @@ option, no service, or several and none named; 130 interrupted (the service goes
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
 from ..coordinator.client import Client
-from ..coordinator.discovery import discover
-from ..runtime.errors import RltError, ServiceUnreachable
+from .at_service import at_service
 from .ctl_options import parse
 from .rolling import Operator
 from .service_view import draw_status, view_of
 
-FAILED, NO_SERVICE, INTERRUPTED = 1, 2, 130
-CONNECT_S = 10.0
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(None if arguments is None else list(arguments))
-    try:
-        address = options.connect or discover()
-    except ServiceUnreachable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return NO_SERVICE
-    try:
-        with Client(address, timeout_s=min(CONNECT_S, options.timeout_s)) as client:
-            act(client, options)
-    except TimeoutError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    except RltError as error:
-        print(f"error: {error.code}: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever read the table has had enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return FAILED
-    return 0
+    return at_service(options, lambda client: act(client, options))
 
 
-def act(client: Client, options: argparse.Namespace) -> None:
+def act(client: Client, options: argparse.Namespace) -> int:
     operator = Operator(client, timeout_s=options.timeout_s, say=_say)
     match options.action:
         case "status" if options.json:
@@ -60,6 +36,7 @@ def act(client: Client, options: argparse.Namespace) -> None:
             operator.restart(names, wait=True)
         case "restart":
             operator.restart([options.worker], wait=options.wait)
+    return 0
 
 
 def _say(text: str) -> None:

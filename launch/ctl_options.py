@@ -2,7 +2,8 @@
 
 import argparse
 
-from .parser import Option, Parser, add_options, endpoint, number
+from .at_service import service_options
+from .parser import Option, Parser, add_options
 
 CTL = "rlt-ctl"
 STATUS, DRAIN, RESTART = f"{CTL} status", f"{CTL} drain", f"{CTL} restart"
@@ -15,24 +16,7 @@ WHAT_IT_DOES = {
 }
 
 TABLE = {
-    "service": (
-        Option(
-            flag="--connect",
-            commands=ALL,
-            parse=endpoint,
-            shown="$RLT_CONNECT, else the one service of this machine",
-            unit="endpoint",
-            help="where the service listens for clients",
-        ),
-        Option(
-            flag="--timeout-s",
-            commands=ALL,
-            parse=number(0, above=True),
-            default=120.0,
-            unit="seconds",
-            help="longest time to wait for one worker",
-        ),
-    ),
+    "service": service_options(ALL, timeout_s=120.0, of="to wait for one worker"),
     "what to do": (
         Option(
             flag="--all",
