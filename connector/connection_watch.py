@@ -34,6 +34,7 @@ class ConnectionWatch:
         self._watched = socket
         self._on_change = on_change
         self._on_given_up = on_given_up
+        self._down = False  # and nothing has been heard of another attempt
         self._verdict: asyncio.TimerHandle | None = None
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_UP | _DOWN | _DIALS)
         self._loop.add_reader(self._monitor.fileno(), self.look)
@@ -62,11 +63,12 @@ class ConnectionWatch:
         if self._verdict is not None:
             self._verdict.cancel()
             self._verdict = None
-        if event == _DOWN:
+        self._down = event == _DOWN
+        if self._down:
             self._verdict = self._loop.call_later(GIVEN_UP_S, self._judge)
 
     def _judge(self) -> None:
         self._verdict = None
         self.look()
-        if not self._monitor.closed:
+        if self._down and self._verdict is None and not self._monitor.closed:
             self._on_given_up()

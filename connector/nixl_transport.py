@@ -161,10 +161,15 @@ class NixlTransport:
 
     def _writing(self) -> PoolAgent:
         if self._writer is None:
-            self._writer = PoolAgent(self._name, self._pool)
-            self._entries = self._writer.nixl.prep_xfer_dlist(
-                "", _entry_list(self._pool), self._pool.memory
-            )
+            writer = PoolAgent(self._name, self._pool)
+            try:
+                self._entries = writer.nixl.prep_xfer_dlist(
+                    "", _entry_list(self._pool), self._pool.memory
+                )
+            except NIXL_ERRORS as error:
+                writer.destroy()
+                raise TransportError(f"cannot list this pool: {why(error)}") from error
+            self._writer = writer
         return self._writer
 
     def _look(self, ticket: Ticket, running: Running, ask: Any) -> None:

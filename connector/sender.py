@@ -114,7 +114,10 @@ class Sender:
         self, generation: Generation, tables: BlockTables, hidden_slot: int
     ) -> None:
         record = self._live(generation)
-        if record is None or record.phase is not Phase.WAITING:  # stopped while it waited
+        if record is None:  # stopped while it waited, and admitted all the same in the same step
+            self._events.append(SendEnded(generation, "stopped before it began"))
+            return
+        if record.phase is not Phase.WAITING:
             return
         record.tables, record.hidden_slot = tables, hidden_slot
         record.move(Phase.SENDING)

@@ -263,6 +263,8 @@ class DecodeEngine:
                     )
                 )
             case RequestFailed():
+                self._send_outputs()
+                self._outputs.forget(generation)  # else heartbeats would list it as still here
                 self._link.send(
                     GenerationFailed(generation=generation, code=event.code, error=event.message)
                 )

@@ -161,6 +161,7 @@ class PrefillEngine:
             self._core.add_prefill(ask.request)
         except (RequestError, ProtocolError) as error:
             self._sender.cancel(generation)
+            self._sender.take_stamps(generation)  # no Released will
             return Refuse(error.code, str(error))
         return None
 

@@ -138,8 +138,11 @@ class PairBook:
         pair = self._pairs[incarnation]
         if pair.ready or pair.refused is not None:
             return
-        if not self._connector.draining(incarnation):
-            pair.channel.send(self._hello())
+        try:
+            if not self._connector.draining(incarnation):
+                pair.channel.send(self._hello())
+        except TransportError as error:
+            self._not_yet(pair, error)
         self._hello_later(incarnation)
 
     def _hello_later(self, incarnation: str) -> None:

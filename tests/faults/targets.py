@@ -5,37 +5,19 @@ connection: hostile messages go straight to the product's own classes, after a t
 codec, in between what an honest peer would say.
 """
 
-import asyncio
-import itertools
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 from rlt.connector import messages
-from rlt.connector.channel import SendResult
 from rlt.connector.codec import Decoder, MalformedFrame, encode
-from rlt.connector.config import WorkerConfig
-from rlt.connector.geometry import PoolDescription
-from rlt.connector.messages import (
-    Chunk,
-    ChunkSpec,
-    Commit,
-    Peer,
-    Peers,
-    Welcome,
-    WriterEnded,
-)
-from rlt.connector.process import WorkerParts
+from rlt.connector.messages import Chunk, ChunkSpec, Commit, Peer, WriterEnded
 from rlt.connector.receiver import Receiver
 from rlt.connector.sender import Sender
-from rlt.connector.transport import Finished, Notice, Notification, Ticket, Write, pack_notice
-from rlt.connector.worker_connector import WorkerConnector
+from rlt.connector.transport import Notice, Notification, pack_notice
 from rlt.coordinator.client_protocol import ClientCore
 from rlt.decode.engine import DecodeEngine
 from rlt.prefill.engine import PrefillEngine
-from rlt.runtime.config import EngineConfig
-from rlt.runtime.errors import ConfigError, RltError
+from rlt.runtime.errors import RltError
 from rlt.runtime.events import Reservation
 from rlt.runtime.interfaces import GenerateRequest
 from rlt.runtime.plans import Arrival, FinishedRange, SendFailure, SendProgress, TransferFeedback
@@ -52,7 +34,7 @@ from rlt.runtime.types import (
 from ..connector.clock import ManualClock
 from ..coordinator.workers import GEOMETRY
 from ..coordinator.world import SUPERVISOR, World
-from ..runtime.simulated_executor import SimulatedExecutor
+from .lone_engine import begin, end, parts_of, run
 from .making import Draw, Maker, twisted
 
 STEPS = 60  # of one input, so that each ends soon
@@ -361,125 +343,17 @@ def client(data: bytes) -> None:
 # Whole engines, over a simulated executor and a transport that moves nothing.
 
 
-class NoTransport:
-    """Every WRITE ends at the next poll, and moves no byte. notices: what is to be heard."""
-
-    def __init__(self, pool: PoolDescription) -> None:
-        self.pool = pool
-        self.notices: list[Notification] = []
-        self._ended: list[Finished] = []
-        self._tickets = itertools.count(1)
-
-    def agent_metadata(self) -> bytes:
-        return b"agent"
-
-    def add_target(self, target: str, metadata: bytes, pool: PoolDescription) -> None: ...
-
-    def remove_target(self, target: str) -> None: ...
-
-    def add_source(self, source: str, metadata: bytes) -> bytes:
-        return b"agent"
-
-    def remove_source(self, source: str) -> None: ...
-
-    def write(self, write: Write) -> Ticket:
-        ticket = Ticket(next(self._tickets))
-        self._ended.append(Finished(ticket, None))
-        return ticket
-
-    def poll_finished(self) -> list[Finished]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def poll_notifications(self) -> list[Notification]:
-        heard, self.notices = self.notices, []
-        return heard
-
-    def close(self) -> None: ...
-
-
-class NoChannel:
-    """Takes what is sent, to encode it."""
-
-    malformed = 0
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def bind(self, endpoint: str) -> str:
-        return endpoint
-
-    def connect(self, endpoint: str) -> None:
-        if not endpoint.startswith("inproc://"):
-            raise ConfigError(f"cannot dial {endpoint}")
-
-    def send(self, *sent: Any) -> SendResult:
-        encode(sent[-1])
-        return SendResult.SENT
-
-    def close(self) -> None: ...
-
-
-CHANNELS = (
-    "rlt.connector.link.DealerChannel",
-    "rlt.prefill.pairs.DealerChannel",
-    "rlt.decode.pairs.RouterChannel",
-)
-_loop = asyncio.new_event_loop()
-
-
-def _parts(role: str) -> tuple[WorkerParts, NoTransport, ManualClock]:
-    executor, clock = SimulatedExecutor(num_blocks=40), ManualClock()
-    capabilities, limits = executor.capabilities(), executor.admission_limits()
-    pool = PoolDescription(
-        kv_base=1 << 20,
-        hidden_base=1 << 40,
-        num_blocks=limits.num_blocks,
-        hidden_rows=limits.num_slots + limits.num_receive_slots,
-        geometry=capabilities.geometry,
-        memory="DRAM",
-        device_id=0,
-    )
-    transport = NoTransport(pool)
-    connector = WorkerConnector(
-        transport, clock=clock, max_inflight_bytes=1 << 20, transfer_timeout_s=5.0
-    )
-    config = WorkerConfig(
-        role=role,  # type: ignore[arg-type]
-        worker=f"{role[0]}0",
-        coordinator="inproc://nobody",
-        listen="inproc://engine",
-        engine=EngineConfig(model="none", chunk_tokens=4),
-    )
-    parts = WorkerParts(
-        config,
-        f"{role[0]}0-1",
-        clock,
-        executor,  # type: ignore[arg-type]
-        connector,
-        capabilities.geometry,
-        capabilities.model,
-    )
-    return parts, transport, clock
-
-
-def _run(target: Coroutine[Any, Any, None]) -> None:
-    with ExitStack() as stack:
-        for name in CHANNELS:
-            stack.enter_context(mock.patch(name, NoChannel))
-        _loop.run_until_complete(target)
-
-
 def decode_engine(data: bytes) -> None:
     """D's engine between a hostile coordinator and a hostile prefill worker."""
-    _run(_decode_engine(Draw(data)))
+    run(_decode_engine(Draw(data)))
 
 
 async def _decode_engine(draw: Draw) -> None:
-    parts, transport, clock = _parts("decode")
+    parts, transport, clock = parts_of("decode")
     engine = DecodeEngine(parts)
     maker = Maker(draw)
     try:
-        _begin(engine, Peer(worker="p0", incarnation="p0-1", role="prefill", endpoint=""))
+        begin(engine, Peer(worker="p0", incarnation="p0-1", role="prefill", endpoint=""))
         for _ in range(STEPS):
             if not draw.left:
                 break
@@ -505,20 +379,20 @@ async def _decode_engine(draw: Draw) -> None:
             engine._core.check()
             engine.statistics()
     finally:
-        _end(engine)
+        end(engine)
 
 
 def prefill_engine(data: bytes) -> None:
     """P's engine between a hostile coordinator and a hostile decode worker."""
-    _run(_prefill_engine(Draw(data)))
+    run(_prefill_engine(Draw(data)))
 
 
 async def _prefill_engine(draw: Draw) -> None:
-    parts, transport, clock = _parts("prefill")
+    parts, transport, clock = parts_of("prefill")
     engine = PrefillEngine(parts)
     maker = Maker(draw)
     try:
-        _begin(engine, Peer(worker="d0", incarnation="d0-1", role="decode", endpoint="inproc://d"))
+        begin(engine, Peer(worker="d0", incarnation="d0-1", role="decode", endpoint="inproc://d"))
         welcome = messages.PairWelcome(
             incarnation="d0-1", pool=transport.pool, agent_metadata=b"agent"
         )
@@ -541,12 +415,7 @@ async def _prefill_engine(draw: Draw) -> None:
             engine._core.check()
             engine.statistics()
     finally:
-        _end(engine)
-
-
-def _begin(engine: Any, peer: Peer) -> None:
-    engine._link._handle(Welcome(epoch=1, heartbeat_s=0.5))
-    engine._link._handle(Peers(version=1, peers=(peer,)))
+        end(engine)
 
 
 def _hear(engine: Any, maker: Maker) -> None:
@@ -578,13 +447,6 @@ def _ask(maker: Maker) -> Any:
     )
     frame = encode(draw.pick((reserve, prefill)))
     return decode("coordinator to worker", twisted(frame, draw) if draw.chance(2) else frame)
-
-
-def _end(engine: Any) -> None:
-    ended = engine._link.ended
-    if ended.done() and not ended.cancelled():
-        ended.exception()
-    engine.close()
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
