@@ -48,11 +48,13 @@ class StartedService:
         )
 
     def coordinator_again(self, ended_for_good: frozenset[str]) -> ChildSpec:
-        """It waits for no worker that will not come back."""
+        """It waits for no worker that will not come back, and knows, also where the one before it
+        left no record, that it takes a place."""
         roles = [worker.role for worker in self._workers if worker.worker not in ended_for_good]
         return coordinator_process(
             msgspec.structs.replace(
                 self._coordinator,
+                resumed=True,
                 expected_prefill=roles.count("prefill"),
                 expected_decode=roles.count("decode"),
             )
