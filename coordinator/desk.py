@@ -196,6 +196,7 @@ class Desk:
             return
         request.move(RequestPhase.ENDED)
         request.finish_reason, request.error_code = reason, code
+        self._deadlines.forget(request)
         name, count = request.asked.request_id, request.delivered
         logger.debug("request %s ended after %d tokens: %s", name, count, code or reason.value)
         self._counters[f"failed.{code}" if code is not None else f"ended.{reason.value}"] += 1

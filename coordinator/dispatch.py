@@ -59,6 +59,7 @@ class Dispatcher:
         self._pairless_since_s: float | None = now.mono_s
         self._offered_at: tuple[int, int] | None = None  # changes seen at the last offer
         self._first_new: Request | None = None  # came since the last offer
+        self._moved_up = False  # somebody left the line, also during the last offer
 
     def add(self, request: Request) -> None:
         """Into the line; raises a RequestError if it is full or the request can never start."""
@@ -106,6 +107,8 @@ class Dispatcher:
         )
 
     def remove(self, request: Request) -> None:
+        if request in self._line:
+            self._moved_up = True
         self._line.remove(request)
 
     def run(self, now: Now) -> None:
@@ -116,7 +119,8 @@ class Dispatcher:
         elif self._pairless_since_s is None:
             self._pairless_since_s = now.mono_s
         changes = (self._registry.changes, self._books.changes)
-        if changes != self._offered_at:
+        moved_up, self._moved_up = self._moved_up, False
+        if moved_up or changes != self._offered_at:
             self._line.offer(self._start)
         elif self._first_new is not None:
             self._line.offer(self._start, self._first_new)
