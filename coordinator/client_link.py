@@ -238,6 +238,7 @@ class ServiceLink:
                 case Heard(delta=delta):
                     self._deliver(delta)
                 case CancelAnswered(request_id=name):
+                    self._unanswered.answered(("generate", name))  # nobody wants it any more
                     self._unanswered.answered(("cancel", name))
                     self._sinks.pop(name, None)
                     _settle(self._cancelled.pop(name, None), None)

@@ -96,6 +96,11 @@ class _Live:
     ended: bool = False  # its last delta is out; kept while a cancel is open
     cancelling: bool = False
 
+    @property
+    def answered(self) -> bool:
+        """Accepted or rejected; what says so again, or otherwise, comes too late."""
+        return self.accepted or self.ended
+
 
 class ClientCore:
     def __init__(self) -> None:
@@ -213,14 +218,14 @@ class ClientCore:
 
     def _accepted(self, submission: int) -> list[Event]:
         name = self._by_submission.get(submission)
-        if name is None or self._live[name].accepted:
+        if name is None or self._live[name].answered:
             return []
         self._live[name].accepted = True
         return [Taken(name)]
 
     def _rejected(self, message: Rejected) -> list[Event]:
         name = self._by_submission.get(message.submission)
-        if name is None:
+        if name is None or self._live[name].answered:
             return []
         live = self._live[name]
         live.ended = True

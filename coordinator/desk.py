@@ -12,11 +12,12 @@ from collections.abc import Callable
 import msgspec
 
 from ..connector.messages import Accepted, Generate, OutputRow, Rejected
-from ..runtime.errors import DuplicateRequest, InvalidRequest, RequestError
+from ..runtime.errors import DuplicateRequest, InvalidRequest, RequestError, ServiceLost
 from ..runtime.interfaces import Delta, GenerateRequest
 from ..runtime.prompt import Tokenizer
 from ..runtime.stop_text import OutputText, Piece
 from ..runtime.types import FinishReason, RequestId
+from .answers import Answer, Answers
 from .deadlines import Deadlines
 from .effects import Deliver, Effect, SendClient
 from .now import Now
@@ -27,7 +28,6 @@ from .timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_ANSWERS = 1024  # per connection, for submissions that are sent again
 MAX_ID_BYTES = 256  # of a request ID, which comes back with every piece of output
 
 
@@ -56,24 +56,39 @@ class Desk:
         self._observer = observer
         self._numbers = itertools.count(1)
         self._live: dict[bytes, dict[RequestId, Request]] = {}
-        self._answers: dict[bytes, dict[int, Accepted | Rejected]] = {}
+        self._answers: dict[bytes, Answers] = {}
         self._deadlines = Deadlines()
 
     def generate(
         self, client: bytes, message: Generate, now: Now, prompt: Prompt | None = None
     ) -> None:
-        answers = self._answers.setdefault(client, {})
-        known = answers.get(message.submission)
-        if known is None:
-            known = self._answer(client, message, now, prompt)
-            answers[message.submission] = known
-            if len(answers) > REMEMBERED_ANSWERS:
-                answers.pop(next(iter(answers)))
-        self._emit(SendClient(client, known))
+        answers = self._answers.setdefault(client, Answers())
+        answer = answers.again(message.submission)
+        if answer is not None:
+            self._answer_again(client, message, answer)
+            return
+        answer = self._answer(client, message, now, prompt)
+        answers.add(answer)
+        self._emit(SendClient(client, answer))
 
-    def _answer(
-        self, client: bytes, message: Generate, now: Now, prompt: Prompt | None
-    ) -> Accepted | Rejected:
+    def _answer_again(self, client: bytes, message: Generate, answer: Answer) -> None:
+        """The first answer may be lost, and with it the whole output: then nobody may wait for it.
+        Who did hear the output has forgotten the request, and passes over its second end."""
+        self._emit(SendClient(client, answer))
+        name = message.request.request_id
+        if isinstance(answer, Rejected) or self.find(client, name) is not None:
+            return
+        error = ServiceLost(f"request {name} has ended, and its output may be lost: ask again")
+        last = Delta(
+            request_id=name,
+            start_index=0,
+            finish_reason=FinishReason.ERROR,
+            error_code=error.code,
+            error=str(error),
+        )
+        self._emit(Deliver(client, last))
+
+    def _answer(self, client: bytes, message: Generate, now: Now, prompt: Prompt | None) -> Answer:
         asked = message.request
         try:
             if asked.request_id in self._live.get(client, {}):
@@ -86,7 +101,7 @@ class Desk:
             self._counters[f"rejected.{error.code}"] += 1
             return Rejected(
                 submission=message.submission,
-                request_id=asked.request_id,
+                request_id=RequestId(asked.request_id[:MAX_ID_BYTES]),  # it is remembered
                 code=error.code,
                 error=str(error),
             )

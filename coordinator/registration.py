@@ -9,6 +9,8 @@ from ..connector.messages import Register
 from ..runtime.errors import ProtocolError
 from .generations import MAX_EPOCH, epoch_of
 
+MAX_PID = 2**31 - 1  # the operating system's; a larger one cannot even be asked about
+
 
 def registration_fault(message: Register) -> str | None:
     """Why these figures cannot be a worker's; None when they can."""
@@ -16,6 +18,8 @@ def registration_fault(message: Register) -> str | None:
         check_pool(message.pool)
     except ProtocolError as error:
         return str(error)
+    if not 1 <= message.pid <= MAX_PID:
+        return f"no process has the ID {message.pid}: there are 1 to {MAX_PID}"
     epochs = [message.highest_epoch, *map(epoch_of, message.live)]
     if not all(0 <= epoch <= MAX_EPOCH for epoch in epochs):
         return f"it has seen an epoch that cannot be: {max(epochs)}"

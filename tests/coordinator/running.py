@@ -35,7 +35,7 @@ class WireWorker:
 
     def __init__(self, worker: ScriptedWorker, endpoint: str) -> None:
         self.worker = worker
-        worker.life = os.getpid() * 1000 + worker.life  # no real process has this ID
+        worker.life += (1 << 24) + os.getpid() * 100  # as an ID, above every real process's
         self.stopped = False
         self.channel: DealerChannel[CoordinatorToWorker, WorkerToCoordinator] = DealerChannel(
             CoordinatorToWorker, self._hear, identity=worker.incarnation.encode()

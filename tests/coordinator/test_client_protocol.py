@@ -85,6 +85,24 @@ def test_a_rejection_raises_the_class_that_its_code_names() -> None:
     assert core.receive(message) == [] and not core.waiting
 
 
+def test_a_rejection_after_the_request_was_accepted_changes_nothing() -> None:
+    core = accepted_core()
+    late = Rejected(submission=1, request_id=R, code="duplicate_request", error="live")
+    assert core.receive(late) == [] and core.active() == (R,)
+    last = delta(0, FinishReason.STOP)
+    assert core.receive(Deltas(deltas=(last,))) == [Heard(last)]
+
+
+def test_an_acceptance_after_the_request_was_rejected_changes_nothing() -> None:
+    core = ClientCore()
+    core.submit(request())
+    core.cancel(R)
+    late = Rejected(submission=1, request_id=R, code="overloaded", error="later")
+    assert len(core.receive(late)) == 1
+    assert core.receive(Accepted(submission=1)) == core.receive(late) == []
+    assert core.receive(CancelDone(request_id=R)) == [CancelAnswered(R)]
+
+
 def test_a_gap_in_the_output_ends_its_request_here_and_at_the_service() -> None:
     core = accepted_core()
     heard, abandoned = core.receive(Deltas(deltas=(delta(1),)))

@@ -164,8 +164,11 @@ def test_what_a_client_gave_up_without_a_service_is_remembered_up_to_a_bound(
 class Deaf:
     """A service that does not hear the first messages of each kind."""
 
-    def __init__(self, endpoint: str, misses: int) -> None:
-        self._misses = misses
+    def __init__(
+        self, endpoint: str, misses: int = 0, never: type[ClientToCoordinator] | None = None
+    ) -> None:
+        """never: a kind of which it hears none."""
+        self._misses, self._never = misses, never
         self.heard: list[type[ClientToCoordinator]] = []
         self.channel: RouterChannel[ClientToCoordinator, CoordinatorToClient] = RouterChannel(
             ClientToCoordinator, self._hear
@@ -174,7 +177,7 @@ class Deaf:
 
     def _hear(self, client: bytes, message: ClientToCoordinator) -> None:
         self.heard.append(type(message))
-        if self.heard.count(type(message)) <= self._misses:
+        if isinstance(message, self._never or ()) or self._missed(message):
             return
         answer: CoordinatorToClient
         match message:
@@ -186,6 +189,9 @@ class Deaf:
                 answer = CancelDone(request_id=message.request_id)  # type: ignore[union-attr]
         self.channel.send(client, answer)
 
+    def _missed(self, message: ClientToCoordinator) -> bool:
+        return self.heard.count(type(message)) <= self._misses
+
 
 def test_hello_generate_and_cancel_are_said_again_until_they_are_answered() -> None:
     async def scenario() -> None:
@@ -196,5 +202,19 @@ def test_hello_generate_and_cancel_are_said_again_until_they_are_answered() -> N
                     stream = await client.generate([1], stream=True)
                     await stream.aclose()
                     assert client.active() == ()
+
+    run(scenario)
+
+
+def test_a_request_that_was_given_up_and_cancelled_is_not_asked_for_again() -> None:
+    async def scenario() -> None:
+        with tempfile.TemporaryDirectory(prefix="rlt-d") as folder:
+            endpoint = f"ipc://{folder}/client.sock"
+            with contextlib.closing(Deaf(endpoint, never=Generate).channel):
+                async with AsyncClient(endpoint, timeout_s=0.3) as client:
+                    with pytest.raises(ServiceUnreachable):
+                        await client.generate([1])
+                    await asyncio.sleep(0.1)
+                    assert client.active() == () and not len(client.link._unanswered)
 
     run(scenario)

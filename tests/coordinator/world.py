@@ -34,6 +34,7 @@ from rlt.coordinator.effects import ConfirmOutput, Deliver, Effect, SendClient, 
 from rlt.coordinator.now import Now
 from rlt.coordinator.observer import Observer
 from rlt.coordinator.state import CoordinatorState
+from rlt.runtime.errors import ServiceLost
 from rlt.runtime.interfaces import Delta, GenerateRequest
 from rlt.runtime.types import FinishReason, RequestId, SamplingParams
 
@@ -63,6 +64,7 @@ class ScriptedClient:
     gone: bool = False
     lost: set[int] = field(default_factory=set)  # submissions to a coordinator that died
     cancel_done: int = 0
+    lost_again: int = 0  # ends of requests whose output it had heard
     drained: list[DrainAnswer] = field(default_factory=list)
     infos: list[ServiceInfo] = field(default_factory=list)
 
@@ -92,6 +94,9 @@ class ScriptedClient:
 
     def take(self, delta: Delta) -> None:
         life = self.live(delta.request_id)
+        if life is None and delta.error_code == ServiceLost.code:  # the answer to a repeated ask
+            self.lost_again += 1
+            return
         assert life is not None, f"output of a request that has ended: {delta}"
         assert delta.start_index == len(life.tokens)
         assert len(delta.exit_depths) == len(delta.token_ids)
