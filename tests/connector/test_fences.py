@@ -26,7 +26,9 @@ def tried(*options: str, timeout_s: float) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.parametrize(("transport", "repeat"), [("default", "1"), ("tcp", "1")])
+@pytest.mark.parametrize(
+    ("transport", "repeat"), [("default", "1"), pytest.param("tcp", "1", marks=pytest.mark.soak)]
+)
 def test_memory_is_safe_from_a_writer_that_was_reaped_and_whose_agent_was_destroyed(
     transport: str, repeat: str
 ) -> None:

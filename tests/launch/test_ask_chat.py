@@ -14,6 +14,7 @@ from rlt.coordinator.client import Client
 from rlt.launch.depth_colours import RESET, SCALE, depth_counts, painted
 from rlt.launch.running import running_service
 
+from ..system.service import eventually
 from .terminal import CTRL_C, CTRL_D, Terminal, terminal
 
 QUESTION = "Ana has 17 apples. Ben gives Ana 25 apples. How many apples does Ana have?"
@@ -112,7 +113,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(service: Client) -> None:
             time.sleep(0.01)
         chat.type(CTRL_C)
         assert "(stopped)" in chat.until(f"\n{PROMPT}", 5.0)
-        assert figure(service, "live_requests") == 0
+        eventually(lambda: figure(service, "live_requests") == 0, "nothing is live")
         assert figure(service, "ended.cancelled") == before + 1
         chat.type(CTRL_C)
         chat.until("(Ctrl-D or /quit leaves)")

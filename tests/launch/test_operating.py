@@ -129,7 +129,7 @@ def test_a_rolling_restart_under_load_fails_no_request(service: Running) -> None
     assert set(texts) == {ANSWER}
 
 
-@pytest.mark.parametrize("worker", ["prefill-0", "decode-1"])
+@pytest.mark.parametrize("worker", [pytest.param("prefill-0", marks=pytest.mark.soak), "decode-1"])
 def test_a_killed_worker_comes_back_as_another_and_nobody_else_does(
     service: Running, worker: str
 ) -> None:

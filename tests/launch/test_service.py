@@ -90,6 +90,7 @@ def test_rlt_ask_finds_the_one_service_and_says_when_there_is_none(base: Path) -
     assert (found.returncode, found.stdout) == (0, ANSWER + "\n"), found.stderr
 
 
+@pytest.mark.soak  # tests/launch/test_operating.py and tests/faults kill workers in every run
 def test_a_worker_that_is_killed_is_reported_and_the_rest_serves(base: Path) -> None:
     log = base / "log"
     arguments = ["--runtime-dir", str(base), "--decode", "2", *SMALL]
@@ -116,6 +117,7 @@ def wait_for_text(log: Path, text: str) -> None:
     assert found
 
 
+@pytest.mark.soak  # tests/system/test_bad_input.py starts with damaged ones in every run
 def test_a_damaged_checkpoint_ends_the_launcher_with_its_name(base: Path) -> None:
     damaged = base / "damaged"
     shutil.copytree(EMBEDDED_MODEL, damaged)

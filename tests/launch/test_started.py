@@ -26,7 +26,7 @@ def worker(role: str, name: str) -> WorkerConfig:
 def test_it_takes_its_place_also_where_the_one_before_left_no_record(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One that fails removes its record; the next must not wait for every worker as a first does."""
+    """One that fails removes its record; the next must not wait for all workers as a first does."""
     at = ("tcp://127.0.0.1:4000",)
     config = CoordinatorConfig(
         runtime_dir=str(tmp_path), client_endpoints=("tcp://127.0.0.1:*",), http="auto"

@@ -108,6 +108,7 @@ def one_engine() -> Iterator[LocalEngine]:
         yield local
 
 
+@pytest.mark.soak  # those that run however they are scheduled run in every run
 @pytest.mark.parametrize("name", [case["name"] for case in cases("last_exited")])
 def test_golden_outputs_alone(one_engine: LocalEngine, name: str) -> None:
     results = [one_engine.generate([request])[0] for request in requests(case(name))]

@@ -52,7 +52,11 @@ def answers(client: Client, case: dict[str, Any]) -> list[dict[str, list[int]]]:
 @pytest.mark.parametrize(
     ("layout", "options"),
     [
-        ("last_exited", ("--async-scheduling", ON, "--prefix-cache", ON)),
+        pytest.param(
+            "last_exited",
+            ("--async-scheduling", ON, "--prefix-cache", ON),
+            marks=pytest.mark.soak,
+        ),
         ("shared", ("--async-scheduling", ON, "--refill", "off")),
         pytest.param(
             "last_exited",
