@@ -5,7 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python -P
-PIP := $(VENV)/bin/pip install --disable-pip-version-check -q -q
+# Python compiles what it imports; pip would compile all of torch.
+PIP := $(VENV)/bin/pip install --disable-pip-version-check --no-compile -q -q
 FOLDERS := coordinator prefill decode connector runtime kernels launch
 SOURCES := $(FOLDERS) tests tools benchmarks
 PYTEST := $(PY) -m pytest
@@ -32,10 +33,11 @@ $(VENV)/.engine: pyproject.toml
 	@$(PIP) -e ".[engine]"
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.engine
-	@echo "installing what the tests need into $(VENV) (once)"
+$(VENV)/.test: pyproject.toml
+	@echo "installing rlt and what its tests need into $(VENV) (once)"
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) -e ".[test]"
-	@touch $@
+	@touch $(VENV)/.engine $@
 
 demo: $(VENV)/.engine
 	@$(PY) -m rlt.launch.demo

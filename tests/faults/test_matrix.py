@@ -18,7 +18,6 @@ from .matrix_service import Services
 from .matrix_table import write_page, write_results
 
 SAMPLE = {  # of every run; the others are soak
-    "P_killed-sending-default",
     "P_killed-committed-default",
     "D_killed-decoding-default",
 }

@@ -23,7 +23,7 @@ SHARED_BYTES = 99 * 1024
     ("capability", "dtype", "share", "head_dim"),
     [
         pytest.param("90", "bfloat16", "1", "128"),
-        pytest.param("80", "float32", "3", "20"),
+        pytest.param("80", "float32", "3", "20", marks=pytest.mark.soak),
         pytest.param("90", "float32", "1", "128", marks=pytest.mark.soak),
         pytest.param("80", "bfloat16", "8", "64", marks=pytest.mark.soak),
         pytest.param("86", "bfloat16", "16", "16", marks=pytest.mark.soak),

@@ -23,6 +23,7 @@ from .engines import Pair
 from .models import SHAPES, write_checkpoint
 
 LENGTHS = (BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK + 1)
+EVERY_RUN = (BLOCK, 3 * BLOCK + 1)  # the others are soak
 SHAPE = SHAPES[0]
 SEEDING = 10**6  # generations of requests that only fill a cache
 
@@ -78,7 +79,13 @@ def caching(
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(length, marks=() if length in EVERY_RUN else pytest.mark.soak)
+        for length in LENGTHS
+    ],
+)
 def test_for_all_hits_on_d_and_p_what_d_lacked_is_sent_and_the_answer_stays(
     caching: CachingPair, length: int
 ) -> None:

@@ -125,7 +125,11 @@ def damaged(folder: Path, damage: Callable[[dict[str, Any]], None]) -> Path:
     ("damage", "words"),
     [
         (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "layers.1.mlp.up_proj"),
-        (lambda t: t.pop("model.early_exit_gate.weight"), "early_exit_gate"),
+        pytest.param(
+            lambda t: t.pop("model.early_exit_gate.weight"),
+            "early_exit_gate",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             lambda t: t.update({"model.extra": t["model.norm.weight"].clone()}),
             "model.extra",

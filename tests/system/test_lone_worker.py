@@ -286,6 +286,7 @@ def prefill(generation: Generation, tokens: int = 40) -> Prefill:
     )
 
 
+@pytest.mark.soak  # tests/faults/test_lone_engines.py leaves commits unanswered in every run
 def test_a_pair_whose_commit_is_not_answered_is_closed_first_and_opened_anew(
     folder: Path,
 ) -> None:

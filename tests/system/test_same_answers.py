@@ -47,7 +47,7 @@ def local() -> Iterator[Answers]:
 @pytest.mark.parametrize(
     ("prefill", "decode", "transport"),
     [
-        (1, 1, None),
+        pytest.param(1, 1, None, marks=pytest.mark.soak),
         (2, 2, "tcp"),
         pytest.param(1, 1, "tcp", marks=pytest.mark.soak),
         pytest.param(2, 1, None, marks=pytest.mark.soak),

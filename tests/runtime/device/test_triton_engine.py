@@ -27,7 +27,7 @@ DEVICES = [
 # case, layout, prompts, tokens of each output
 QUICK = [
     ("ouro_t0.5_min1", "last_exited", (1, 4, 7), 6),
-    ("delayed_t0.5_min1", "last_exited", (0, 8), 6),
+    pytest.param("delayed_t0.5_min1", "last_exited", (0, 8), 6, marks=pytest.mark.soak),
     ("trace", "shared", (0, 2), 6),
 ]
 
