@@ -14,7 +14,7 @@ from rlt.runtime.plans import Arrival, FinishedRange, SendProgress, TransferFeed
 from rlt.runtime.types import Generation, Stamp, TokenRange
 
 from .clock import ManualClock
-from .test_handoff import GEOMETRY, PROMPT, D, P, reservation, tables
+from .handoff_parts import GEOMETRY, PROMPT, D, P, reservation, tables
 
 HONEST, HOSTILE = Generation(7), Generation(8)
 STRANGER = "prefill-9-zz"
