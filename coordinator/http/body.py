@@ -67,5 +67,7 @@ def decode(body: bytes, kind: type[T]) -> T:
         if param is None:
             raise ApiError(400, "invalid_request", message) from error
         raise bad_field(param, message) from error
+    except RecursionError as error:
+        raise ApiError(400, "invalid_request", "the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, "invalid_request", f"the body is not JSON: {error}") from error

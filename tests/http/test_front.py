@@ -176,6 +176,21 @@ def test_what_is_no_request_is_a_400(address: str, raw: bytes) -> None:
     assert answer.error["code"] == "invalid_request"
 
 
+DEEP = b"[" * 3000 + b"]" * 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        (COMPLETIONS, b'{"prompt":' + DEEP + b"}"),
+        (COMPLETIONS, b'{"prompt":"a","x":' + DEEP + b"}"),
+        (CHAT, b'{"messages":[{"role":"user","content":"a"}],"tools":' + DEEP + b"}"),
+    ],
+)
+def test_a_body_that_is_nested_too_deeply_is_a_400(address: str, path: str, raw: bytes) -> None:
+    assert call(address, path, raw=raw).status == 400
+
+
 def test_other_paths_methods_models_and_types_have_their_own_codes(address: str) -> None:
     assert call(address, "/v1/embeddings", {}).status == 404
     assert call(address, COMPLETIONS).status == 405
