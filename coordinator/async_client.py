@@ -4,6 +4,7 @@ Leaving a stream early cancels its request. Imports pyzmq, msgspec and the stand
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
@@ -99,9 +100,10 @@ class AsyncClient:
                 collector.add(delta)
         return collector.result()
 
-    async def cancel(self, request_id: str) -> None:
-        """Returns once no more output of this request can come."""
-        await self.link.cancel(RequestId(request_id))
+    async def cancel(self, request_id: str, submission: int | None = None) -> None:
+        """Returns once no more output of this request can come. With a submission, an ID that is
+        another's by now is left alone."""
+        await self.link.cancel(RequestId(request_id), submission)
 
     async def stats(self) -> dict[str, object]:
         return await self.link.statistics()
@@ -115,9 +117,10 @@ class AsyncClient:
 
     @property
     def link(self) -> ServiceLink:
-        if self._link is None:
+        link = self._link  # once: the loop's thread may close meanwhile
+        if link is None:
             raise ServiceUnreachable("this client is not connected: use `async with` or connect()")
-        return self._link
+        return link
 
 
 class AsyncDeltaStream(AsyncIterator[Delta]):
@@ -126,17 +129,19 @@ class AsyncDeltaStream(AsyncIterator[Delta]):
     def __init__(
         self, link: ServiceLink, request: GenerateRequest, timeout_s: float | None
     ) -> None:
+        self._ended = True  # until it is submitted: before, there is nothing to cancel
+        self._submission = 0
         self.request_id = request.request_id
         self._link = link
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._end_s = None if timeout_s is None else self._loop.time() + timeout_s
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        self._ended = False
 
     async def start(self) -> None:
         async with asyncio.timeout_at(self._end_s):
-            await self._link.submit(self._request, self._deltas.put_nowait)
+            self._submission = await self._link.submit(self._request, self._deltas.put_nowait)
+            self._ended = False
 
     async def __anext__(self) -> Delta:
         if self._ended:
@@ -154,7 +159,7 @@ class AsyncDeltaStream(AsyncIterator[Delta]):
     async def aclose(self) -> None:
         if not self._ended:
             self._ended = True
-            await self._link.cancel(self.request_id)
+            await self._link.cancel(self.request_id, self._submission)
 
     async def __aenter__(self) -> Self:
         return self
@@ -170,12 +175,10 @@ class AsyncDeltaStream(AsyncIterator[Delta]):
     def _leave(self) -> None:
         if not self._ended:
             self._ended = True
-            self._link.cancel_soon(self.request_id)
+            self._link.cancel_soon(self.request_id, self._submission)
 
     def __del__(self) -> None:
-        if not self._ended and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._leave_late, self._link, self.request_id)
-
-    @staticmethod
-    def _leave_late(link: ServiceLink, request_id: RequestId) -> None:
-        link.cancel_soon(request_id)
+        if not self._ended:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the connection
+                cancel = self._link.cancel_soon
+                self._loop.call_soon_threadsafe(cancel, self.request_id, self._submission)

@@ -37,7 +37,7 @@ class DeltaStream(Iterator[Delta]):
         self._client = client
         self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        client.submit_to(request, self._deltas.put)
+        self._submission = client.submit_to(request, self._deltas.put)
         self._ended = False
 
     def __next__(self) -> Delta:
@@ -58,7 +58,7 @@ class DeltaStream(Iterator[Delta]):
         if not self._ended:
             self._ended = True
             with contextlib.suppress(ServiceUnreachable):  # then nothing comes either
-                self._client.cancel(self.request_id)
+                self._client.cancel(self.request_id, self._submission)
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +73,7 @@ class DeltaStream(Iterator[Delta]):
 
     def __del__(self) -> None:
         if not self._ended:
-            self._client.cancel_soon(self.request_id)
+            self._client.cancel_soon(self.request_id, self._submission)
 
 
 class Client:
@@ -87,7 +87,7 @@ class Client:
     ) -> None:
         self.endpoint = endpoint or discover()
         self._outputs: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a stream while it is held
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rlt-client", daemon=True)
@@ -150,9 +150,14 @@ class Client:
         """Returns once the service has accepted the request, or raises why it did not."""
         self.submit_to(request, self._outputs.put)
 
-    def cancel(self, request_id: str) -> None:
-        """Returns once no more output of this request can come."""
-        self._call(self._async.cancel(request_id))
+    def cancel(self, request_id: str, submission: int | None = None) -> None:
+        """Returns once no more output of this request can come. With a submission, an ID that is
+        another's by now is left alone. Does not wait on the connection's own thread, where a sink
+        or the garbage collector may call it."""
+        if threading.current_thread() is self._thread:
+            self.cancel_soon(request_id, submission)
+        else:
+            self._call(self._async.cancel(request_id, submission))
 
     def active(self) -> tuple[RequestId, ...]:
         async def ask() -> tuple[RequestId, ...]:
@@ -179,15 +184,17 @@ class Client:
         """Close the connection; the service goes on."""
         self.close()
 
-    def submit_to(self, request: GenerateRequest, sink: Sink) -> None:
-        """As submit(), with every delta given to `sink`, on the connection's thread."""
-        self._call(self._async.link.submit(request, sink))
+    def submit_to(self, request: GenerateRequest, sink: Sink) -> int:
+        """As submit(), with every delta given to `sink`, on the connection's thread. Returns the
+        submission, for cancel()."""
+        return self._call(self._async.link.submit(request, sink))
 
-    def cancel_soon(self, request_id: RequestId) -> None:
-        """Cancel without waiting for the answer."""
-        with self._lock:
-            if not self._closed:
-                self._loop.call_soon_threadsafe(self._async.link.cancel_soon, request_id)
+    def cancel_soon(self, request_id: str, submission: int | None = None) -> None:
+        """Cancel without waiting for the answer. Takes no lock: the garbage collector calls it, at
+        any point of any thread, close() included."""
+        with contextlib.suppress(ServiceUnreachable, RuntimeError):  # closed: nothing lives
+            cancel = self._async.link.cancel_soon
+            self._loop.call_soon_threadsafe(cancel, RequestId(request_id), submission)
 
     def close(self) -> None:
         """Idempotent. Requests that still live are cancelled."""

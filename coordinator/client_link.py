@@ -77,8 +77,9 @@ class ServiceLink:
         self._channel.connect(self._endpoint)
         return await self._answer(self._welcome, "hello")
 
-    async def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """Returns once the service has accepted; every delta goes to `sink`, in order."""
+    async def submit(self, request: GenerateRequest, sink: Sink) -> int:
+        """Returns the submission, for cancel(), once the service has accepted; every delta goes to
+        `sink`, in order."""
         generate = self._core.submit(request)
         name = request.request_id
         taken: asyncio.Future[None] = self._loop.create_future()
@@ -87,21 +88,25 @@ class ServiceLink:
             self._ask(("generate", name), generate)
             await self._answer(taken, "the request")
         except BaseException:  # also when the caller was cancelled: nobody wants it any more
-            self._sinks.pop(name, None)
-            self.cancel_soon(name)
+            if self._core.is_live(name, generate.submission):
+                self._sinks.pop(name, None)
+                self.cancel_soon(name, generate.submission)
             raise
         finally:
-            self._taken.pop(name, None)
+            if self._taken.get(name) is taken:  # not that of who has used a refused ID again
+                del self._taken[name]
+        return generate.submission
 
-    async def cancel(self, request_id: RequestId) -> None:
-        """Returns once no more output can come. Unknown IDs are nothing to do."""
-        self.cancel_soon(request_id)
+    async def cancel(self, request_id: RequestId, submission: int | None = None) -> None:
+        """Returns once no more output can come. Unknown IDs are nothing to do, and so is an ID
+        that is no longer this submission's."""
+        self.cancel_soon(request_id, submission)
         done = self._cancelled.get(request_id)
-        if done is not None:
+        if done is not None and self._core.is_live(request_id, submission):
             await self._answer(done, "the cancel")
 
-    def cancel_soon(self, request_id: RequestId) -> None:
-        message = self._core.cancel(request_id)
+    def cancel_soon(self, request_id: RequestId, submission: int | None = None) -> None:
+        message = self._core.cancel(request_id, submission)
         if message is not None:
             self._cancelled[request_id] = self._loop.create_future()
             self._ask(("cancel", request_id), message)

@@ -123,10 +123,16 @@ class ClientCore:
         self._by_submission[self._submissions] = request.request_id
         return generate
 
-    def cancel(self, request_id: RequestId) -> CancelRequest | None:
+    def is_live(self, request_id: RequestId, submission: int | None = None) -> bool:
+        """An ID may be used again once its request has ended; the submission says which is meant,
+        None any."""
+        live = self._live.get(request_id)
+        return live is not None and submission in (None, live.submission)
+
+    def cancel(self, request_id: RequestId, submission: int | None = None) -> CancelRequest | None:
         """None if there is nothing to cancel, or it has been asked already."""
         live = self._live.get(request_id)
-        if live is None or live.cancelling:
+        if live is None or live.cancelling or not self.is_live(request_id, submission):
             return None
         live.cancelling = True
         return CancelRequest(request_id=request_id)

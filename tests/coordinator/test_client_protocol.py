@@ -173,3 +173,12 @@ def test_what_the_service_could_not_decode_never_leaves(fields: dict[str, object
     with pytest.raises(InvalidRequest):
         core.submit(request(**fields))
     assert not core.waiting
+
+
+def test_a_cancel_that_means_an_earlier_submission_is_nothing_to_do() -> None:
+    core = ClientCore()
+    first = core.submit(request()).submission
+    core.receive(Rejected(submission=first, request_id=R, code="overloaded", error="full"))
+    second = core.submit(request()).submission
+    assert core.cancel(R, first) is None and not core.is_live(R, first)
+    assert core.is_live(R, second) and core.cancel(R, second) is not None
