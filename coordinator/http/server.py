@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ...runtime.errors import ConfigError
+from .connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -23,35 +23,12 @@ BACKLOG = 2048
 SEND_BUFFER_BYTES = 128 << 10  # the kernel's share of a slow reader's backlog
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 CLOSE_S = 2.0
-MAX_HEAD_BYTES = 64 << 10  # beyond what came with its first bytes
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class _Protocol(HttpToolsProtocol):
-    """Bounds what one request's head may take, which uvicorn does not."""
-
-    _in_head = False
-    _head_bytes = 0
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data) if self._in_head else 0
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response("the head of the request is too large")
-        else:
-            super().data_received(data)
 
 
 class HttpServer:
@@ -86,7 +63,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             loop="none",
-            http=_Protocol,
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
