@@ -4,6 +4,7 @@ Owns the estimates that routing works with. D's reservation decides, these only 
 credit is taken once and given back once; an idle service has none outstanding.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,7 +33,7 @@ class Account:
     slots: int = 0
     receive_slots: int = 0
     compute_tokens: int = 0
-    served: int = 0  # attempts ever routed here
+    served: int = 0  # attempts ever routed here, and as many as the least busy had when it came
 
     def has_room(self, credit: Credit) -> bool:
         return (
@@ -67,8 +68,13 @@ class Books:
         self._accounts: dict[str, Account] = {}
         self.changes = 0  # moves whenever room appears
 
-    def open(self, worker: str, limits: AdmissionLimits) -> None:
-        self._accounts.setdefault(worker, Account(limits))
+    def open(self, worker: str, limits: AdmissionLimits, *, beside: Iterable[str] = ()) -> None:
+        """beside: whoever has its role. One that comes late takes its share from now on, and does
+        not catch up."""
+        if worker not in self._accounts:
+            others = [self._accounts[other] for other in beside if other in self._accounts]
+            served = min((other.served for other in others), default=0)
+            self._accounts[worker] = Account(limits, served=served)
         self.changes += 1
 
     def close(self, worker: str) -> None:

@@ -87,7 +87,8 @@ class Members:
                 self._settling.heard_old_worker(now)
             self._generations.exceed(max([message.highest_epoch, *map(epoch_of, message.live)]))
             worker = self._registry.add(message, now.mono_s, self._generations.epoch)
-            self._books.open(incarnation, message.limits)
+            role = self._registry.incarnations(worker.role)
+            self._books.open(incarnation, message.limits, beside=role)
             logger.info(
                 "%s worker %s registered (process %d, %s)",
                 worker.role,

@@ -1,4 +1,4 @@
-"""Which ready pair takes a request: the least loaded one that has room.
+"""Which ready pair takes a request: the least loaded one that has room, else the one used least.
 
 Pure: everything it looks at is handed in. "Not now" (Wait), "nobody is there" (NoPair) and "never"
 (Refuse) are different answers.

@@ -225,6 +225,23 @@ def test_a_new_incarnation_of_a_name_replaces_an_old_one_that_is_no_more(how: st
     assert outcome(world) == "length"
 
 
+def test_a_worker_that_comes_back_takes_its_share_and_does_not_catch_up() -> None:
+    """Else every request of a quiet service would go to the worker that was started again."""
+    world = World(prefill=2, decode=2)
+    for number in range(20):
+        world.generate(f"before {number}")
+        world.run_until_idle()
+    world.kill("d1-1")
+    back = world.add(ScriptedWorker("d1", "decode", life=2))
+    world.deliver_all()
+    world.beat()
+    world.deliver_all()
+    for number in range(20):
+        world.generate(f"after {number}")
+        world.run_until_idle()
+    assert 8 <= len(back.closed) <= 12
+
+
 def test_a_name_that_belongs_to_a_worker_which_lives_is_refused_after_a_while() -> None:
     world = World(heartbeat_timeout_s=5.0)
     world.generate(max_tokens=3)
