@@ -72,6 +72,7 @@ def test_one_question_through_the_whole_service(base: Path) -> None:
     assert all(wait_gone(pid) for pid in started.values())
 
 
+@pytest.mark.soak  # it starts services one after another
 def test_rlt_ask_finds_the_one_service_and_says_when_there_is_none(base: Path) -> None:
     environment = {"XDG_RUNTIME_DIR": str(base), "RLT_CONNECT": ""}
     none = run("rlt.launch.ask", QUESTION, **environment)

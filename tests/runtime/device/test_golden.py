@@ -118,7 +118,13 @@ def generate(
     return requests
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if index % 3 == 0 else pytest.mark.soak)
+        for index, name in enumerate(CASES)
+    ],
+)
 def test_batched_greedy_tokens_and_exit_depths_equal_the_reference(
     workers: dict[str, Worker], name: str
 ) -> None:
