@@ -106,6 +106,7 @@ def _fuzz(options: argparse.Namespace) -> int:
 
     with atheris.instrument_imports(include=["rlt", "tests"]):
         target = _target(options.target)
+    options.findings.mkdir(parents=True, exist_ok=True)
     findings = Findings(options.target, options.findings)
     began_s = time.monotonic()
 
