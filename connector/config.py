@@ -32,7 +32,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_inflight_bytes: int = 32 << 20
     transfer_timeout_s: float = 30.0
     max_quarantined: float = 0.5
-    reconnect_s: float = 10.0
+    reconnect_s: float = 30.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:

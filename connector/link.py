@@ -18,6 +18,8 @@ from .messages import (
     Cancel,
     Confirm,
     CoordinatorToWorker,
+    Drain,
+    DrainTo,
     Heartbeat,
     HeartbeatAnswer,
     LiveGeneration,
@@ -75,6 +77,7 @@ class CoordinatorLink:
         self._peers_version = 0
         self._timer: asyncio.TimerHandle | None = None
         self.draining = False
+        self._drain: DrainTo | None = None  # what the coordinator drains it to
         self.ended: asyncio.Future[int] = self._loop.create_future()  # the exit code, or an error
         self._channel: DealerChannel[CoordinatorToWorker, WorkerToCoordinator] = DealerChannel(
             CoordinatorToWorker, self._handle, identity=registration.incarnation.encode()
@@ -137,6 +140,7 @@ class CoordinatorLink:
                     self._registration,
                     highest_epoch=self._highest_epoch,
                     live=tuple(row.generation for row in self._engine.live()),
+                    drain=self._drain,
                 )
             )
             return
@@ -168,6 +172,8 @@ class CoordinatorLink:
             case RegisterRefused():
                 why = f"the coordinator refused this worker: {message.reason}"
                 self._fail(ServiceError(why) if self._epoch is None else WorkerError(why))
+            case Drain():
+                self._drain = message.to
             case Shutdown():
                 self.end(EXIT_RESTART if message.restart else 0)
             case Peers():

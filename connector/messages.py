@@ -5,6 +5,8 @@ After admission every message names its generation; a client's request ID never 
 Every ask is repeated until it is answered, so handling any message twice must be harmless.
 """
 
+from typing import Literal
+
 import msgspec
 
 from ..runtime.events import Reservation
@@ -21,7 +23,9 @@ from ..runtime.types import (
 )
 from .geometry import PoolDescription
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+
+DrainTo = Literal["end", "restart"]  # what a drained worker comes to
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,12 +154,14 @@ CoordinatorToClient = (
 # Worker -> coordinator
 
 
-class Register(Message, frozen=True, kw_only=True, tag="register"):
+class Register(Message, frozen=True, kw_only=True, tag="register", omit_defaults=True):
     """First message of an incarnation. Answered by Welcome or RegisterRefused.
 
     peer_endpoint: where this decode worker listens for prefill workers; empty at a prefill worker.
     highest_epoch: the highest coordinator epoch it ever saw, so that a new one exceeds it; 0 if it
-    never was welcome anywhere, so that no other worker can know it.
+    never was welcome anywhere, so that no other worker can know it. drain: what another coordinator
+    was draining it to; this one goes on with it. Defaults are left out, so that a coordinator of an
+    older version can read it, and refuse it by name.
     """
 
     worker: str
@@ -169,6 +175,7 @@ class Register(Message, frozen=True, kw_only=True, tag="register"):
     peer_endpoint: str
     highest_epoch: int = 0
     live: tuple[Generation, ...] = ()
+    drain: DrainTo | None = None
 
 
 class LiveGeneration(msgspec.Struct, frozen=True, array_like=True):
@@ -314,7 +321,7 @@ class Supervised(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Supervise(Message, frozen=True, kw_only=True, tag="supervise"):
-    """Every worker process of this supervisor, once a second. Not answered."""
+    """Every worker process of this supervisor, once a second. Answered by SuperviseAnswer."""
 
     children: tuple[Supervised, ...]
 
@@ -342,7 +349,13 @@ class Expel(Message, frozen=True, kw_only=True, tag="expel"):
     incarnation: str
 
 
-CoordinatorToSupervisor = Expel
+class SuperviseAnswer(Message, frozen=True, kw_only=True, tag="supervise_answer"):
+    """The coordinator lives. pid: its process, by which its own supervisor knows who answers."""
+
+    pid: int
+
+
+CoordinatorToSupervisor = Expel | SuperviseAnswer
 
 
 # Coordinator -> worker
@@ -436,6 +449,13 @@ class Resend(Message, frozen=True, kw_only=True, tag="resend"):
     start_index: int
 
 
+class Drain(Message, frozen=True, kw_only=True, tag="drain"):
+    """This worker is being drained. Asks nothing of it but to say so when it registers with another
+    coordinator."""
+
+    to: DrainTo
+
+
 class Shutdown(Message, frozen=True, kw_only=True, tag="shutdown"):
     """Stop now: everything live is dropped. The coordinator drains before it sends this.
 
@@ -456,6 +476,7 @@ CoordinatorToWorker = (
     | Cancel
     | Confirm
     | Resend
+    | Drain
     | Shutdown
 )
 

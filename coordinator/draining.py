@@ -10,7 +10,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..connector.messages import DrainAnswer, DrainWorker, Shutdown, WorkerExited
+from ..connector.messages import (
+    Drain,
+    DrainAnswer,
+    DrainTo,
+    DrainWorker,
+    Shutdown,
+    WorkerExited,
+)
 from .attempt import Attempt, Phase
 from .attempts import Attempts
 from .effects import Effect, SendWorker
@@ -58,24 +65,27 @@ class Draining:
         if message.restart:
             self._for_good.pop(message.worker, None)
         for worker in self._registry.named(message.worker):
-            if not message.restart:
-                self._keep_down(worker)
-            self.begin(worker, restart=message.restart, now=now)
+            self._begin(worker, "restart" if message.restart else "end", now)
+            self._tell(worker)
             return DrainAnswer(worker=worker.name, incarnation=worker.incarnation)
         here = ", ".join(sorted(worker.name for worker in self._registry.workers())) or "none"
         error = f"no worker is named {message.worker}; these are here: {here}"
         return DrainAnswer(worker=message.worker, error=error)
 
-    def joined(self, worker: Worker, now: Now) -> None:
-        """Who comes back in the midst of a drain for good goes on with it."""
+    def joined(self, worker: Worker, drain: DrainTo | None, now: Now) -> None:
+        """Who comes back in the midst of a drain for good goes on with it, and who was being
+        drained by the coordinator before this one (drain: to what) with that. That one is told at
+        its first heartbeat: it is still letting go of what it had."""
+        if drain is not None and worker.drain is None:
+            self._begin(worker, drain, now)
         older = self._for_good.get(worker.name)
         if older is None or older is worker:
             return
         if older.told_to_end:  # and so it has: whoever starts another one means it
             del self._for_good[worker.name]
             return
-        self._keep_down(worker)
-        self.begin(worker, restart=False, now=now)
+        self._begin(worker, "end", now)
+        self._tell(worker)
 
     def exited(self, message: WorkerExited) -> None:
         worker = self._for_good.get(message.worker)
@@ -91,27 +101,31 @@ class Draining:
         if len(self._for_good) > MAX_FOR_GOOD:
             del self._for_good[next(iter(self._for_good))]
 
-    def begin(self, worker: Worker, *, restart: bool, now: Now) -> None:
+    def _begin(self, worker: Worker, drain: DrainTo, now: Now) -> None:
+        if drain == "end":
+            self._keep_down(worker)
+        worker.drain = drain
         if worker.draining_since_s is None:
-            what = "be started again" if restart else "end"
-            logger.info("%s worker %s drains, to %s", worker.role, worker.name, what)
+            logger.info("%s worker %s drains, to %s", worker.role, worker.name, drain)
             self._registry.drain(worker, now.mono_s)
             for attempt in self._attempts.at(worker.incarnation):
                 if attempt.phase is Phase.RESERVING:  # a draining worker takes nothing new
                     self._move(attempt, now)
-        worker.restart = restart
-        self._end_if_idle(worker)
 
     def heartbeat(self, worker: Worker, wants_to_end: bool, now: Now) -> None:
-        if wants_to_end and worker.draining_since_s is None:
-            self.begin(worker, restart=True, now=now)
-        else:
-            self._end_if_idle(worker)
+        if wants_to_end and worker.drain is None:
+            self._begin(worker, "restart", now)
+        self._tell(worker)
 
-    def _end_if_idle(self, worker: Worker) -> None:
-        if worker.draining_since_s is not None and not self._attempts.at(worker.incarnation):
-            worker.told_to_end = not worker.restart
-            self._emit(SendWorker(worker.incarnation, Shutdown(restart=worker.restart)))
+    def _tell(self, worker: Worker) -> None:
+        """At each heartbeat: what it is to do, or to remember for another coordinator."""
+        if worker.drain is None:
+            return
+        message: Drain | Shutdown = Drain(to=worker.drain)
+        if not self._attempts.at(worker.incarnation):
+            worker.told_to_end = worker.drain == "end"
+            message = Shutdown(restart=worker.drain == "restart")
+        self._emit(SendWorker(worker.incarnation, message))
 
     def tick(self, now: Now) -> None:
         """Move what has had its time."""
@@ -119,7 +133,7 @@ class Draining:
             since_s = worker.draining_since_s
             if since_s is None or now.mono_s - since_s <= self._drain_s:
                 continue
-            if not worker.restart and self._registry.all_drain(worker.role):
+            if worker.drain == "end" and self._registry.all_drain(worker.role):
                 continue  # nobody would take it: better late here than never
             for attempt in self._attempts.at(worker.incarnation):
                 if attempt.live:

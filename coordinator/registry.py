@@ -12,6 +12,7 @@ import msgspec
 from ..connector.geometry import shape_differences
 from ..connector.messages import (
     PROTOCOL_VERSION,
+    DrainTo,
     LiveGeneration,
     Peer,
     Peers,
@@ -46,7 +47,7 @@ class Worker:
     epoch: int  # that it was welcomed with
     unreachable_since_s: float | None = None
     draining_since_s: float | None = None
-    restart: bool = False  # once it is drained
+    drain: DrainTo | None = None  # what it comes to then
     told_to_end: bool = False  # for good
     live: tuple[LiveGeneration, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)

@@ -187,7 +187,7 @@ class CoordinatorState(Standing):
             case Register():
                 self._members.register(incarnation, message, now)
                 if (joined := self._registry.get(incarnation)) is not None:
-                    self._draining.joined(joined, now)
+                    self._draining.joined(joined, message.drain, now)
             case Supervise() | WorkerExited():
                 if worker is None:
                     self._members.supervised(incarnation, message, now)

@@ -5,11 +5,12 @@ supervisor says that it reaped it. All of it is bounded, since peers fill it.
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..connector.asks import AskBook
-from ..connector.messages import Expel, Supervise, WorkerExited
+from ..connector.messages import Expel, Supervise, SuperviseAnswer, WorkerExited
 from .effects import Effect, SendWorker
 from .remembered import Remembered
 
@@ -38,7 +39,8 @@ class Supervisors:
         self._expels: AskBook[str] = AskBook(longest_s=LONGEST_S)
 
     def heard(self, identity: str, message: Supervise, mono_s: float) -> tuple[str, ...]:
-        """The incarnations that run there. A supervisor too many is counted and ignored."""
+        """The incarnations that run there. A supervisor too many is counted, and only answered."""
+        self._emit(SendWorker(identity, SuperviseAnswer(pid=os.getpid())))
         if identity not in self._known and len(self._known) >= MAX_SUPERVISORS:
             self._counters["supervisors_ignored"] += 1
             return ()

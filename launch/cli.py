@@ -22,12 +22,14 @@ from .options import COORDINATOR, TABLE
 from .parser import build_parser, spell_options, values_for
 from .processes import coordinator_process, default_threads, worker_process
 from .runtime_dir import service_dir
-from .started import StartedService, dialled
+from .silence import ENDLESS, Patience
+from .started import StartedService, dialled, is_remote
 from .supervisor import Supervisor
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded"
 BAD_OPTION = 2
 FAILED = 1
+HUNG_S = 15.0  # clients give a silent service up after 10 s
 DESCRIPTION = "Serve a looped language model with prefill and decode in separate processes."
 
 
@@ -57,12 +59,16 @@ def serve(options: argparse.Namespace) -> int:
         record = folder / RECORD_NAME
         ready = FileArrival(record)
         stack.callback(ready.close)
+        workers_at = dialled(coordinator.workers_at)
+        watched = not is_remote(workers_at) and not _any_port(workers_at)
+        hung_s = max(HUNG_S, coordinator.heartbeat_timeout_s)
         started = StartedService(coordinator, workers, record, console)
         return Supervisor(
             coordinator_process(coordinator),
             [worker_process(worker) for worker in workers],
             console=console,
-            coordinator=dialled(coordinator.workers_at) if workers else None,
+            coordinator=workers_at if workers or watched else None,
+            patience=Patience(between_s=hung_s) if watched else ENDLESS,
             ready=ready,
             on_ready=started.announce,
             main_again=started.coordinator_again,
@@ -92,7 +98,7 @@ def worker_configs(
     names = [("prefill", f"prefill-{n}") for n in range(options.prefill)]
     names += [("decode", f"decode-{n}") for n in range(options.decode)]
     workers_at = dialled(coordinator.workers_at)
-    if names and workers_at.endswith((":*", ":0")):
+    if names and _any_port(workers_at):
         raise ConfigError("--worker-listen needs a port of its own when workers start here too")
     return [
         worker_config(
@@ -105,6 +111,10 @@ def worker_configs(
         )
         for role, worker in names
     ]
+
+
+def _any_port(endpoint: str) -> bool:
+    return endpoint.endswith((":*", ":0"))
 
 
 def worker_config(

@@ -61,6 +61,10 @@ class StartedService:
         )
 
 
+def is_remote(endpoint: str) -> bool:
+    return endpoint.startswith("tcp://") and not endpoint.startswith("tcp://127.")
+
+
 def dialled(endpoint: str) -> str:
     """The address at which a process of this machine reaches a listener."""
     return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace(

@@ -19,7 +19,8 @@ from .crew import Crew, Ended
 from .loop import Loop, Readable
 from .restart import FAILED, EndedForGood, GivenUp, StartAgain
 from .signals import SignalPipe
-from .supervisor_link import SupervisorLink
+from .silence import ENDLESS, Patience, Silence
+from .supervisor_link import SUPERVISE_S, SupervisorLink
 
 KILLED_BY_SECOND_SIGNAL = 130
 
@@ -51,8 +52,9 @@ class ReadySignal(Readable, Protocol):
 class Supervisor:
     """The main child's end for good is the end of the whole. ready: on_ready is called when it says
     so, once; without it there is no start that could fail as a whole. coordinator: where it listens
-    for workers and supervisors. main_again: what a later start of the main child is, given the
-    names of the workers that have ended for good.
+    for workers and supervisors. patience: with a main child that is that coordinator; it is killed
+    when it does not answer. main_again: what a later start of the main child is, given the names of
+    the workers that have ended for good.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Supervisor:
         *,
         console: Console,
         coordinator: str | None = None,
+        patience: Patience = ENDLESS,
         ready: ReadySignal | None = None,
         on_ready: Callable[[], None] = lambda: None,
         main_again: Callable[[frozenset[str]], ChildSpec] | None = None,
@@ -71,6 +74,7 @@ class Supervisor:
         self._specs = {spec.name: spec for spec in (main, *workers)}
         self._main_again = main_again
         self._coordinator = coordinator
+        self._silence = Silence(patience)
         self._ready = ready
         self._console = console
         self._on_ready = on_ready
@@ -96,6 +100,7 @@ class Supervisor:
             if self._coordinator is not None:
                 self._link = self._connect(self._coordinator)
                 stack.callback(self._link.close)
+                self._mind_silence()
             for spec in self._specs.values():
                 self._crew.start(spec)
             while self._crew.busy:
@@ -104,8 +109,21 @@ class Supervisor:
 
     def _connect(self, coordinator: str) -> SupervisorLink:
         return SupervisorLink(
-            coordinator, self._loop, children=self._crew.workers, expel=self._crew.expel
+            coordinator,
+            self._loop,
+            children=self._crew.workers,
+            expel=self._crew.expel,
+            answered=self._silence.answered,
         )
+
+    def _mind_silence(self) -> None:
+        """Once the service is ready; before, whoever starts it sees what is missing."""
+        main = self._crew.get(self._main.name)
+        if main is not None and self._phase is not Phase.STARTING:
+            if self._silence.beat(main.pid, SUPERVISE_S):
+                self._console.say(f"killing {main.name}: it does not answer")
+                main.kill()
+        self._loop.after("silence", SUPERVISE_S, self._mind_silence)
 
     def _take_end(self, ended: Ended) -> None:
         if self._link is not None and ended.incarnation:

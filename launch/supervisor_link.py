@@ -6,6 +6,7 @@ descriptor is edge-triggered: after every send and receive it is looked at until
 
 import secrets
 from collections.abc import Callable
+from typing import assert_never
 
 import zmq
 
@@ -14,6 +15,7 @@ from ..connector.messages import (
     CoordinatorToSupervisor,
     Expel,
     Supervise,
+    SuperviseAnswer,
     Supervised,
     SupervisorToCoordinator,
     WorkerExited,
@@ -34,7 +36,7 @@ UNHEARD_BEATS = (
 
 class SupervisorLink:
     """children: every worker process that is not reaped yet. expel: kill that incarnation, if it is
-    one of them."""
+    one of them. answered: the coordinator has, which is that process."""
 
     def __init__(
         self,
@@ -43,10 +45,12 @@ class SupervisorLink:
         *,
         children: Callable[[], tuple[Supervised, ...]],
         expel: Callable[[str], None],
+        answered: Callable[[int], None],
     ) -> None:
         self._loop = loop
         self._children = children
         self._expel = expel
+        self._answered = answered
         self._reaped = Reaped()
         self._unsent: dict[str, WorkerExited] = {}
         self._decoder: Decoder[CoordinatorToSupervisor] = Decoder(
@@ -110,14 +114,20 @@ class SupervisorLink:
         except MalformedFrame:
             self.malformed += 1
             return
-        self._handle(message)
+        match message:
+            case Expel(incarnation=incarnation):
+                self._take_expel(incarnation)
+            case SuperviseAnswer(pid=pid):
+                self._answered(pid)
+            case _:
+                assert_never(message)
 
-    def _handle(self, message: Expel) -> None:
-        known = self._reaped.get(message.incarnation)
+    def _take_expel(self, incarnation: str) -> None:
+        known = self._reaped.get(incarnation)
         if known is not None:
-            self._unsent[known.incarnation] = known
+            self._unsent[incarnation] = known
         else:
-            self._expel(message.incarnation)
+            self._expel(incarnation)
 
     def _send_oldest(self) -> bool:
         incarnation = next(iter(self._unsent))

@@ -21,6 +21,7 @@ from .parser import build_parser
 from .processes import default_threads, worker_process
 from .restart import RestartPolicy
 from .runtime_dir import service_dir
+from .started import is_remote
 from .supervisor import Grace, Supervisor
 
 ENGINE_POLICY = RestartPolicy(must_start=True)
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def work(options: argparse.Namespace) -> int:
-    if options.role == "decode" and _is_remote(options.coordinator) and not options.peer_listen:
+    if options.role == "decode" and is_remote(options.coordinator) and not options.peer_listen:
         raise ConfigError(
             f"--peer-listen is needed with --coordinator {options.coordinator}: prefill workers "
             "elsewhere must reach this decode worker (tcp://HOST:0 takes any free port)"
@@ -62,10 +63,6 @@ def _engine(options: argparse.Namespace, folder: Path) -> ChildSpec:
         ),
         ENGINE_POLICY,
     )
-
-
-def _is_remote(endpoint: str) -> bool:
-    return endpoint.startswith("tcp://") and not endpoint.startswith("tcp://127.")
 
 
 if __name__ == "__main__":

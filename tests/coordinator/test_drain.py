@@ -259,6 +259,29 @@ def test_a_restart_that_became_a_drain_for_good_holds_if_the_worker_ends_by_the_
     assert world.reaped["d0-1"].status == EXIT_RESTART, "it had heard of the restart first"
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_coordinator_that_takes_anothers_place_goes_on_with_its_drains(restart: bool) -> None:
+    world = World(prefill=2, decode=2)
+    world.generate(max_tokens=30)
+    live_with(world, "d0")
+    drain(world, "p0", restart=restart)
+    drain(world, "d0", restart=not restart)
+    drain(world, "d0", restart=restart)  # the last word holds
+    old = world.named("d0")
+    world.deliver_all()
+    assert old.shutdown is None
+    world.restart_coordinator()
+    run(world, 10.0)
+    assert old.shutdown == Shutdown(restart=restart)
+    assert sorted(w.worker for w in statistics(world)) == (
+        ["d0", "d1", "p0", "p1"] if restart else ["d1", "p1"]
+    )
+    assert not any(w.draining for w in statistics(world))
+    world.generate("later")
+    assert_idle(world)
+    assert outcome(world, "later") == "length"
+
+
 def test_an_unknown_worker_cannot_be_drained() -> None:
     answer = drain(World(), "d7")
     assert answer.error is not None and "d0, p0" in answer.error

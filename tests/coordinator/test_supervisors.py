@@ -45,6 +45,15 @@ def test_a_worker_that_stands_still_is_killed_and_its_requests_go_on_elsewhere()
     assert outcome(world) == "length"
 
 
+def test_every_word_of_a_supervisor_is_answered() -> None:
+    world = World()
+    world.supervised = True
+    for beats in (1, 2, 3):
+        world.beat()
+        world.deliver_all()
+        assert world.supervise_answers == beats
+
+
 def test_an_expulsion_is_repeated_until_the_process_is_reaped() -> None:
     world = World(prefill=2, decode=2)
     world.supervised = True

@@ -12,6 +12,8 @@ from rlt.connector.messages import (
     Cancel,
     Confirm,
     CoordinatorToWorker,
+    Drain,
+    DrainTo,
     GenerationFailed,
     GenerationReleased,
     Heartbeat,
@@ -108,6 +110,7 @@ class ScriptedWorker:
     feared: tuple[str, ...] = ()
     quarantined: int = 0  # blocks
     draining: bool = False  # it wants to end, as after SIGTERM
+    drain: DrainTo | None = None  # what the coordinator drains it to
     shutdown: Shutdown | None = None  # what it was told
     welcome_epoch: int = 0
     pairs: set[str] = field(default_factory=set)  # a prefill worker's, by incarnation
@@ -152,6 +155,7 @@ class ScriptedWorker:
             ),
             peer_endpoint="ipc:///nowhere" if self.role == "decode" else "",
             highest_epoch=self.highest_epoch,
+            drain=self.drain,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -193,6 +197,8 @@ class ScriptedWorker:
             case RegisterAgain():
                 self.welcome = None
                 return [self.register()]
+            case Drain():
+                self.drain = message.to
             case Shutdown():
                 self.shutdown = message
             case Peers():

@@ -24,6 +24,7 @@ from rlt.connector.messages import (
     Rejected,
     ServiceInfo,
     Supervise,
+    SuperviseAnswer,
     Supervised,
     SupervisorToCoordinator,
     WorkerExited,
@@ -127,6 +128,7 @@ class World:
         self.dead: set[str] = set()
         self.reaped: dict[str, WorkerExited] = {}  # what the supervisor remembers
         self.supervised = False
+        self.supervise_answers = 0
         self.to_worker: dict[str, deque[CoordinatorToWorker]] = {}
         self.to_coordinator: dict[str, deque[WorkerToCoordinator]] = {}
         self.to_supervisor: deque[Expel] = deque()
@@ -195,6 +197,8 @@ class World:
                     self.clients[client].take(delta)
                 case SendWorker(message=Expel() as expel):
                     self.to_supervisor.append(expel)
+                case SendWorker(message=SuperviseAnswer()):
+                    self.supervise_answers += 1
                 case SendWorker(incarnation=incarnation, message=ask):
                     if incarnation not in self.dead:
                         self.to_worker[incarnation].append(ask)

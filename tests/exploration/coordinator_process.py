@@ -3,6 +3,7 @@
 from typing import Any
 
 from rlt.connector.channel import SendResult
+from rlt.connector.messages import SuperviseAnswer
 from rlt.coordinator.config import CoordinatorConfig
 from rlt.coordinator.effects import Outbox
 from rlt.coordinator.now import Now
@@ -39,7 +40,8 @@ class CoordinatorProcess:
         return SendResult.SENT
 
     def _send_worker(self, incarnation: str, message: Any) -> SendResult:
-        self._sent.append((incarnation, message))
+        if not isinstance(message, SuperviseAnswer):  # a sign of life: it changes nothing here
+            self._sent.append((incarnation, message))
         return SendResult.SENT
 
     def apply(self, event: tuple[Any, ...]) -> Came:

@@ -11,6 +11,7 @@ from rlt.connector.codec import Decoder, encode
 from rlt.connector.messages import (
     Expel,
     Supervise,
+    SuperviseAnswer,
     Supervised,
     SupervisorToCoordinator,
     WorkerExited,
@@ -67,6 +68,17 @@ class FakeCoordinator:
 
     def expel(self, incarnation: str) -> None:
         self._socket.send_multipart([self.supervisor, encode(Expel(incarnation=incarnation))])
+
+    def answer(self, pid: int) -> None:
+        """To the next Supervise, as that process."""
+        self.wait(Supervise)
+        self.send_bytes(encode(SuperviseAnswer(pid=pid)))
+
+    def hear_all(self, for_s: float) -> None:
+        """Whatever is said meanwhile, and answer nothing."""
+        end_s = time.monotonic() + for_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            self.hear(left_s)
 
     def send_bytes(self, frame: bytes) -> None:
         self._socket.send_multipart([self.supervisor, frame])

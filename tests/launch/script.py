@@ -18,10 +18,11 @@ from rlt.launch.children import ChildSpec
 from rlt.launch.console import Console
 from rlt.launch.restart import RestartPolicy
 from rlt.launch.runtime_dir import service_dir
+from rlt.launch.silence import ENDLESS, Patience
 from rlt.launch.supervisor import Grace, Supervisor
 
 children, base, coordinator = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] or None
-waits = bool(sys.argv[4])
+waits, patience = bool(sys.argv[4]), json.loads(sys.argv[5])
 policies = [RestartPolicy(first_s=0.05, most_failures=5), RestartPolicy(first_s=0.05)]
 if not waits:
     policies[0] = RestartPolicy(first_s=0.05, must_start=True)
@@ -44,6 +45,7 @@ with service_dir(base) as folder:
         specs[1:],
         console=console,
         coordinator=coordinator,
+        patience=Patience(**patience) if patience else ENDLESS,
         ready=ready if waits else None,
         on_ready=lambda: console.announce("READY"),
         grace=Grace(leaving_s=1.0, terminating_s=1.0, draining_s=None if waits else 1.0),
@@ -80,11 +82,17 @@ count = len(os.listdir(starts))
 
 @contextmanager
 def supervised(
-    children: Mapping[str, str], base: Path, *, coordinator: str = "", alone: bool = False
+    children: Mapping[str, str],
+    base: Path,
+    *,
+    coordinator: str = "",
+    alone: bool = False,
+    patience: Mapping[str, float] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """coordinator: where the supervisor dials. alone: the main child is a worker, and nobody waits
     for it to be ready."""
     arguments = [json.dumps(children), str(base), coordinator, "" if alone else "waits"]
+    arguments.append(json.dumps(patience))
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _RUNNER, *arguments],
         stdout=subprocess.PIPE,
@@ -106,6 +114,12 @@ def wait_line(process: subprocess.Popen[str], text: str) -> str:
         if text in line:
             return line
     raise AssertionError(f"the output ended without {text!r}")
+
+
+def started(process: subprocess.Popen[str], name: str) -> int:
+    """The process ID of that child's next start."""
+    line = wait_line(process, f"started {name} ")
+    return int(line.rpartition("process ")[2].rstrip(")\n"))
 
 
 def wait_gone(pid: int, within_s: float = 5.0) -> bool:

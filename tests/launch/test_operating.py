@@ -168,12 +168,16 @@ def test_sigterm_to_an_engine_drains_it_and_it_is_started_again_at_once(service:
     )
 
 
-def test_a_killed_coordinator_comes_back_at_the_same_addresses_and_the_workers_stay(
-    service: Running,
+@pytest.mark.parametrize(
+    "fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)]
+)
+def test_a_dead_or_hanging_coordinator_comes_back_at_the_same_addresses_and_the_workers_stay(
+    service: Running, fault: signal.Signals
 ) -> None:
+    service.wait(lambda view: view.values["supervisors"] == 1)  # it has answered its launcher
     before, record = service.wait(whole), service.record()
     pids = {row.pid for row in before.workers}
-    os.kill(record.pid, signal.SIGKILL)
+    os.kill(record.pid, fault)
     after = service.wait(whole)
     assert {row.pid for row in after.workers} == pids
     again = service.record()

@@ -9,7 +9,17 @@ from rlt.connector.messages import Supervise, WorkerExited
 from rlt.launch.supervisor_link import MAX_FRAME_BYTES, SUPERVISE_S
 
 from .fake_coordinator import FakeCoordinator
-from .script import SERVE, WAIT, supervised, wait_gone, wait_line
+from .script import (
+    FOREVER,
+    IGNORE_TERM,
+    SAY_READY,
+    SERVE,
+    WAIT,
+    started,
+    supervised,
+    wait_gone,
+    wait_line,
+)
 
 TELL = "import os; print('I am', os.environ.get('RLT_INCARNATION'), flush=True)\n"
 
@@ -143,6 +153,49 @@ def test_a_supervisor_alone_with_its_engine_does_the_same(tmp_path: Path) -> Non
         process.communicate(timeout=20)
         assert coordinator.wait(WorkerExited).status == 0
     assert process.returncode == 0
+
+
+def test_a_coordinator_that_answers_no_more_is_killed_and_started_again(tmp_path: Path) -> None:
+    with (
+        FakeCoordinator(tmp_path) as coordinator,
+        supervised(
+            {"main": SERVE, "worker": WAIT},
+            tmp_path,
+            coordinator=coordinator.endpoint,
+            patience={"between_s": 2.0, "first_s": 6.0},
+        ) as process,
+    ):
+        first = started(process, "main")
+        wait_line(process, "READY")
+        child = coordinator.wait_child("worker")
+        coordinator.answer(first)
+        wait_line(process, "killing main: it does not answer")
+        wait_line(process, "ended by SIGKILL; the others go on, and it is started again")
+        second = started(process, "main")
+        coordinator.answer(first)  # late: the second one has time for its own first answer
+        coordinator.hear_all(4.0)
+        assert Path(f"/proc/{second}").exists()
+        wait_line(process, "killing main: it does not answer")
+        assert started(process, "main") != second
+        assert coordinator.wait_child("worker") == child
+
+
+def test_a_coordinator_that_hangs_when_it_is_to_end_is_killed(tmp_path: Path) -> None:
+    with (
+        FakeCoordinator(tmp_path) as coordinator,
+        supervised(
+            {"main": IGNORE_TERM + SAY_READY + FOREVER, "worker": WAIT},
+            tmp_path,
+            coordinator=coordinator.endpoint,
+            patience={"between_s": 2.0, "first_s": 6.0},
+        ) as process,
+    ):
+        pid = started(process, "main")
+        wait_line(process, "READY")
+        process.send_signal(signal.SIGTERM)
+        coordinator.answer(pid)
+        _, err = process.communicate(timeout=30)
+    assert "killing main: it does not answer" in err and process.returncode == 1
 
 
 def test_a_coordinator_that_is_not_there_delays_no_end(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rlt.connector.config import EXIT_RESTART
 from rlt.connector.messages import (
     Cancel,
     Commit,
+    Drain,
     GenerationFailed,
     GenerationReleased,
     Heartbeat,
@@ -150,10 +151,12 @@ def test_a_worker_serves_another_coordinator_and_forgets_what_the_first_one_gave
         later = Generation(((EPOCH + 2) << 40) + 1)  # the first one's epoch rose after the welcome
         d.say(reserve(later))
         d.hears(Reserved)
+        d.say(Drain(to="end"))
         d.say(RegisterAgain())
         d.say(RegisterAgain())
         again = d.hears(Register)
         assert again.incarnation == first.incarnation and again.live == (later,)
+        assert (first.drain, again.drain) == (None, "end")
         assert again.highest_epoch == EPOCH + 2
         d.welcome(EPOCH + 3)
         beat = d.hears(Heartbeat)
