@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # read when nixl is loaded; writers do fail here
+os.environ.setdefault("UCX_LOG_FILE", "stderr")  # stdout is for results
 sys.path.append(str(Path(__file__).parent))  # python -P leaves it out
 
 from fence_lab import WRITES, Lab, lab_of, namespaces, peers
