@@ -5,6 +5,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from rlt.connector.messages import Supervise, WorkerExited
 from rlt.launch.supervisor_link import MAX_FRAME_BYTES, SUPERVISE_S
 
@@ -155,6 +157,7 @@ def test_a_supervisor_alone_with_its_engine_does_the_same(tmp_path: Path) -> Non
     assert process.returncode == 0
 
 
+@pytest.mark.soak
 def test_a_coordinator_that_answers_no_more_is_killed_and_started_again(tmp_path: Path) -> None:
     with (
         FakeCoordinator(tmp_path) as coordinator,
